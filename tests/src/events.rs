@@ -218,14 +218,19 @@ const ALONE_END: Mark = ("task_rename", "newcomm=alone-end ");
 /// An event, and the task, where the order is that of each task.
 type Kind = (String, Option<u32>);
 
-/// The lines between two marks, where they were made last, by event: an interrupt may come between
-/// one side's look at an event and the other's.
-fn between(all: &[Seen], begin: Mark, end: Mark) -> BTreeMap<Kind, Vec<Seen>> {
+/// What is between two marks, with them, where they were made last.
+pub(crate) fn section(all: &[Seen], begin: Mark, end: Mark) -> &[Seen] {
     let named = |seen: &Seen, (name, text): Mark| seen.name == name && seen.text.contains(text);
     let start = all.iter().rposition(|seen| named(seen, begin)).expect("it has begun");
     let stop = all.iter().rposition(|seen| named(seen, end)).expect("it has ended");
+    &all[start..=stop]
+}
+
+/// The lines between two marks, where they were made last, by event: an interrupt may come between
+/// one side's look at an event and the other's.
+fn between(all: &[Seen], begin: Mark, end: Mark) -> BTreeMap<Kind, Vec<Seen>> {
     let mut found: BTreeMap<Kind, Vec<Seen>> = BTreeMap::new();
-    for seen in all[start..=stop].iter().filter(|seen| seen.cpu == CPU) {
+    for seen in section(all, begin, end).iter().filter(|seen| seen.cpu == CPU) {
         let task = (!ORDERED.contains(&&*seen.name)).then_some(seen.pid);
         found.entry((seen.name.clone(), task)).or_default().push(seen.clone());
     }

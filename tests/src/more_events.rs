@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use vmtrace::kernel::{Kernel, Symbols};
 
 use crate::cases::{Guests, assert_whole, trouble, value};
-use crate::events::{BEGIN, END, Mark, Seen, lines, told};
+use crate::events::{BEGIN, END, Mark, Seen, lines, section, told};
 use crate::trace::{arch_of, cmdline, kernel};
 
 /// The module that is loaded, which makes the disk.
@@ -120,12 +120,9 @@ fn is_there(symbols: &Symbols, slide: u64, ours: &Place, theirs: &Place) -> bool
 
 /// The events between two marks, by their names and tasks; `names` are those that both sides trace.
 fn between(all: &[Seen], (begin, end): (Mark, Mark), names: &[&str]) -> Vec<Seen> {
-    let named = |seen: &Seen, (name, text): Mark| seen.name == name && seen.text.contains(text);
-    let start = all.iter().rposition(|seen| named(seen, begin)).expect("it has begun");
-    let stop = all.iter().rposition(|seen| named(seen, end)).expect("it has ended");
     let is_meant =
         |seen: &&Seen| names.iter().any(|name| name.ends_with(&format!(":{}", seen.name)));
-    all[start..=stop].iter().filter(is_meant).cloned().collect()
+    section(all, begin, end).iter().filter(is_meant).cloned().collect()
 }
 
 /// Texts by event, sorted: an interrupt may come between one side's look at an event and the other's, and brings

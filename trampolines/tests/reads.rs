@@ -242,6 +242,32 @@ fn what_is_known_to_be_there_is_read_without_a_look() {
     }
 }
 
+/// The words of a record of these fields, with each way to address, of a call whose third argument is the heap and whose
+/// fourth is NULL; the heap has words at these places, which `at` makes of its address. No argument may change.
+fn recorded(fields: &[Field], at: impl Fn(u64) -> Vec<(usize, u64)>) -> Vec<(Vec<u64>, u64)> {
+    let one = |addressing| {
+        let program = Program { fields: fields.to_vec(), ..common::entry_program() };
+        let guest = FakeGuest::with(1, 1 << 16, addressing, Overflow::Drop, &[program]);
+        // The task that was there before.
+        guest.set_current(0, 3);
+        guest.set_current(0, 4711);
+        let (heap, words) = guest.heap();
+        for (place, word) in at(heap) {
+            words[place].store(word, Ordering::Relaxed);
+        }
+        let mut registers = common::registers(0x5a5a);
+        registers.x[ARGUMENTS[2]] = heap;
+        registers.x[ARGUMENTS[3]] = 0;
+        let before = registers.clone();
+        guest.run(1, &mut registers);
+        assert_eq!(ARGUMENTS.map(|at| registers.x[at]), ARGUMENTS.map(|at| before.x[at]));
+        let mut last = None;
+        guest.drain(0, &mut guest.ring(0).start(), |record| last = Some(record));
+        (last.unwrap().fields.to_vec(), guest.stack())
+    };
+    ADDRESSINGS.map(one).into()
+}
+
 // `jiffies` stands among what arguments lead to: a value must be that of its own address, and what rdx
 // holds of an argument must stay (x86-64).
 #[test]
@@ -252,21 +278,9 @@ fn variables_of_the_kernel_are_read_among_other_fields() {
     }
     let of = |number: u64| Field::Variable(address + 8 * number);
     let read = Read::new(2, &[], Last::Words { offset: 16, words: 1 }).unwrap();
-    let fields = vec![of(2), Field::Known(read), of(0), Field::Known(read), of(1)];
-    for addressing in ADDRESSINGS {
-        let program = Program { fields: fields.clone(), ..common::entry_program() };
-        let guest = FakeGuest::with(1, 1 << 16, addressing, Overflow::Drop, &[program]);
-        guest.set_current(0, 1);
-        let (heap, words) = guest.heap();
-        words[2].store(815, Ordering::Relaxed);
-        let mut registers = common::registers(0x5a5a);
-        registers.x[ARGUMENTS[2]] = heap;
-        let before = registers.clone();
-        guest.run(1, &mut registers);
-        assert_eq!(ARGUMENTS.map(|at| registers.x[at]), ARGUMENTS.map(|at| before.x[at]));
-        let mut last = None;
-        guest.drain(0, &mut guest.ring(0).start(), |record| last = Some(record));
-        assert_eq!(last.unwrap().fields, [0x1234_5678_9abc_def0, 815, 11, 815, u64::MAX]);
+    let fields = [of(2), Field::Known(read), of(0), Field::Known(read), of(1)];
+    for (words, _) in recorded(&fields, |_| vec![(2, 815)]) {
+        assert_eq!(words, [0x1234_5678_9abc_def0, 815, 11, 815, u64::MAX]);
     }
 }
 
@@ -274,7 +288,7 @@ fn variables_of_the_kernel_are_read_among_other_fields() {
 #[test]
 fn pointers_that_the_kernel_looks_at_may_be_null() {
     let read = |hops: &[i32]| Read::new(2, hops, Last::Words { offset: 8, words: 2 }).unwrap();
-    let fields = vec![
+    let fields = [
         Field::Linked(read(&[])),
         Field::Linked(read(&[0])),
         Field::Linked(read(&[24, 0])),
@@ -282,26 +296,12 @@ fn pointers_that_the_kernel_looks_at_may_be_null() {
         Field::Linked(Read::new(3, &[0], Last::Words { offset: 8, words: 1 }).unwrap()),
         Field::Known(read(&[])),
     ];
-    for addressing in ADDRESSINGS {
-        let program = Program { fields: fields.clone(), ..common::entry_program() };
-        let guest = FakeGuest::with(1, 1 << 16, addressing, Overflow::Drop, &[program]);
-        guest.set_current(0, 1);
-        let (heap, words) = guest.heap();
-        // Its first and fourth word lead to the seventh, whose first is NULL, and its fifth is NULL.
-        for (at, word) in
-            [(0, heap + 48), (1, 81), (2, 82), (3, heap + 48), (4, 0), (6, 0), (7, 87), (8, 88)]
-        {
-            words[at].store(word, Ordering::Relaxed);
-        }
-        let mut registers = common::registers(0x5a5a);
-        registers.x[ARGUMENTS[2]] = heap;
-        registers.x[ARGUMENTS[3]] = 0;
-        let before = registers.clone();
-        guest.run(1, &mut registers);
-        assert_eq!(ARGUMENTS.map(|at| registers.x[at]), ARGUMENTS.map(|at| before.x[at]));
-        let mut last = None;
-        guest.drain(0, &mut guest.ring(0).start(), |record| last = Some(record));
-        assert_eq!(last.unwrap().fields, [81, 82, 87, 88, 0, 0, 0, 0, 0, 81, 82]);
+    // Its first and fourth word lead to the seventh, whose first is NULL, and its fifth is NULL.
+    let at = |heap| {
+        vec![(0, heap + 48), (1, 81), (2, 82), (3, heap + 48), (4, 0), (6, 0), (7, 87), (8, 88)]
+    };
+    for (words, _) in recorded(&fields, at) {
+        assert_eq!(words, [81, 82, 87, 88, 0, 0, 0, 0, 0, 81, 82]);
     }
 }
 
@@ -312,22 +312,9 @@ fn words_of_the_task_that_runs_are_read_among_other_fields() {
     let task = |offset: u64, words| Field::Task { offset: offset.try_into().unwrap(), words };
     let read = Read::new(2, &[], Last::Words { offset: 16, words: 1 }).unwrap();
     let known = Field::Known(read);
-    let fields = vec![known, task(common::PID, 2), known, task(common::PID, 1)];
-    for addressing in ADDRESSINGS {
-        let program = Program { fields: fields.clone(), ..common::entry_program() };
-        let guest = FakeGuest::with(1, 1 << 16, addressing, Overflow::Drop, &[program]);
-        guest.set_current(0, 3);
-        guest.set_current(0, 4711);
-        let (heap, words) = guest.heap();
-        words[2].store(815, Ordering::Relaxed);
-        let mut registers = common::registers(0x5a5a);
-        registers.x[ARGUMENTS[2]] = heap;
-        let before = registers.clone();
-        guest.run(1, &mut registers);
-        assert_eq!(ARGUMENTS.map(|at| registers.x[at]), ARGUMENTS.map(|at| before.x[at]));
-        let mut last = None;
-        guest.drain(0, &mut guest.ring(0).start(), |record| last = Some(record));
-        assert_eq!(last.unwrap().fields, [815, 4711, guest.stack(), 815, 4711]);
+    let fields = [known, task(common::PID, 2), known, task(common::PID, 1)];
+    for (words, stack) in recorded(&fields, |_| vec![(2, 815)]) {
+        assert_eq!(words, [815, 4711, stack, 815, 4711]);
     }
     // What is not of the task that enters a function is not there at its end.
     for point in [Point::Return, Point::Tail] {
