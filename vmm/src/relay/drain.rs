@@ -207,9 +207,9 @@ impl Drain {
                 let _ = done.send(());
             }
             Command::Targets(targets, done) => {
-                self.take_all()?;
+                let all = self.take_all()?;
                 self.targets(&targets)?;
-                let _ = done.send(());
+                let _ = done.send(all);
             }
             Command::Reach(ticks) => self.reach = self.reach.max(Some(ticks)),
             Command::Watch(watched, done) => {
@@ -253,14 +253,18 @@ impl Drain {
         Ok(None)
     }
 
-    /// What was written before is of those that were there before.
-    fn take_all(&mut self) -> io::Result<()> {
+    /// What was written before is of those that were there before. Whether that is all of it: not what is in a
+    /// flight recorder, or stands behind a record that is not finished.
+    fn take_all(&mut self) -> io::Result<bool> {
+        let written: Vec<_> = self.readers.iter_mut().map(RingReader::position).collect();
         if self.writer.get_mut().primary().is_stuffed() {
             self.give_up()?;
         } else {
             self.pass()?;
         }
-        Ok(())
+        let mut readers = self.readers.iter().zip(written);
+        let taken = readers.all(|(reader, until)| until.is_some_and(|it| reader.has_taken(it)));
+        Ok(taken && !self.orders.iter().any(Order::waits))
     }
 
     /// Waits until the primary output has all that was written so far, or has failed.

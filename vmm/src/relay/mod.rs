@@ -119,7 +119,7 @@ pub type TracedSites = (Stretch, Vec<usize>);
 enum Command {
     Mark(Mark),
     /// These may write records from now on.
-    Targets(Box<Targets>, Sender<()>),
+    Targets(Box<Targets>, Sender<bool>),
     Exits(Vec<ExitWord>, Sender<()>),
     Module(Arc<Module>),
     Status(Sender<Status>),
@@ -299,10 +299,10 @@ impl Relay {
 
     /// To be called before sites and exits are enabled. Returns when their records are known for
     /// what they are: the relay may be in the middle of the rings, and would take the first for the
-    /// guest's inventions.
-    pub fn targets(&self, targets: Targets) {
+    /// guest's inventions. Whether all that was written before has been taken.
+    pub fn targets(&self, targets: Targets) -> bool {
         // A relay that has failed says so at the next look.
-        self.ask(|done| Command::Targets(Box::new(targets), done));
+        self.ask(|done| Command::Targets(Box::new(targets), done)).unwrap_or(false)
     }
 
     /// These exits may write records from now on, beside all that the relay was told before.

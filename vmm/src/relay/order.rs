@@ -45,6 +45,11 @@ impl Order {
         }
     }
 
+    /// Whether any wait.
+    pub(super) fn waits(&self) -> bool {
+        !self.waiting.records.is_empty()
+    }
+
     /// The time of the next record that is let through.
     #[inline]
     pub(super) fn pass(&mut self, record: &RawRecord) -> u64 {

@@ -41,6 +41,14 @@ pub(super) struct Ahead {
     places: Option<Places>,
 }
 
+impl Ahead {
+    /// Those that its places are to call.
+    fn programs(&self) -> impl Iterator<Item = u16> {
+        let places = self.places.iter().flat_map(|places| places.sites.iter().chain(&places.exits));
+        places.map(|&(_, program)| program)
+    }
+}
+
 /// Places with the programs of their duties.
 fn with_programs(places: &[(usize, u32)], programs: &[u16]) -> Vec<(usize, u16)> {
     let program = |duty: u32| programs.get(duty as usize).copied();
@@ -166,13 +174,16 @@ impl Controller {
                 text: tracer.text.clone(),
                 values: tracer.values.clone(),
             };
-            relay.targets(Targets {
+            let taken = relay.targets(Targets {
                 sites: told,
                 exits: words,
                 events,
                 programs: attachment.programs().to_vec(),
                 tracers: self.tracing.present().map(tracer).collect(),
             });
+            if taken {
+                attachment.are_taken();
+            }
         }
         Ok(wanted)
     }
@@ -228,6 +239,7 @@ impl Controller {
         };
         let left = attachment.disable(ram, &leave);
         let report = left.and_then(|_| attachment.enable(ram, &self.kernel, &take));
+        attachment.rest_programs(self.ahead.iter().flat_map(Ahead::programs));
         self.count(attachment);
         if let Ok(report) = &report {
             self.summary.sites.skipped = self.skipped(&report.skipped);

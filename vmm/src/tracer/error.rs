@@ -68,8 +68,8 @@ pub enum TraceError {
     Returns(usize),
     /// There is no place for another program.
     #[error(
-        "no place for another program after {0}: too many combinations of tracers in one run; \
-         start a new one"
+        "no place for another program after {0}: too many combinations of tracers, or too many \
+         different conditions and values in one run; start a new one"
     )]
     Full(usize),
 }

@@ -1,10 +1,11 @@
-//! The programs in a guest.
+//! What programs do in a guest.
+
+mod numbers;
+
+pub(super) use numbers::Programs;
 
 use super::counters::Kind;
-use super::error::TraceError;
-use std::collections::HashMap;
 use vmtrace_trampolines::histogram::{Calls, Sorted};
-use vmtrace_trampolines::layout::Info;
 use vmtrace_trampolines::{Condition, Counts, Field, Point, Program};
 
 /// What a site has to do, and for which tracers: one record for all of these tracers, or one for
@@ -264,96 +265,10 @@ impl Duty {
     }
 }
 
-/// Programs by number. None ever goes away: a task may stand in its code for ever.
-#[derive(Debug, Default)]
-pub(super) struct Programs {
-    /// Of one record each.
-    duties: Vec<Duty>,
-    /// The same with all that the programs do to which each goes on.
-    whole: Vec<Duty>,
-    /// By what is done, and the program that is gone on to.
-    single: HashMap<(Duty, Option<u16>), u16>,
-    /// The first of each duty's.
-    first: HashMap<Duty, u16>,
-}
-
-impl Programs {
-    /// The number of the program for `duty`; new ones are given to `make` first, each with that of
-    /// the program to which it goes on. `find` tells where somebody's counters of a tally are, and its open
-    /// calls.
-    pub(super) fn number(
-        &mut self,
-        duty: &Duty,
-        find: &(impl Fn(Tally, Keeper) -> Option<Counts>, impl Fn(Keeper) -> Option<Calls>),
-        mut make: impl FnMut(&Program, Option<u16>) -> Result<(), TraceError>,
-    ) -> Result<u16, TraceError> {
-        if let Some(&number) = self.first.get(duty) {
-            return Ok(number);
-        }
-        let mut records = duty.records().into_iter().rev();
-        let last = records.next().unwrap_or_else(|| duty.clone());
-        let mut first = self.single(last, None, find, &mut make)?;
-        for record in records {
-            first = self.single(record, Some(first), find, &mut make)?;
-        }
-        self.first.insert(duty.clone(), first);
-        Ok(first)
-    }
-
-    fn single(
-        &mut self,
-        record: Duty,
-        next: Option<u16>,
-        (find, calls): &(
-            impl Fn(Tally, Keeper) -> Option<Counts>,
-            impl Fn(Keeper) -> Option<Calls>,
-        ),
-        make: &mut impl FnMut(&Program, Option<u16>) -> Result<(), TraceError>,
-    ) -> Result<u16, TraceError> {
-        let key = (record, next);
-        if let Some(&number) = self.single.get(&key) {
-            return Ok(number);
-        }
-        let full = TraceError::Full(self.duties.len());
-        let number = u16::try_from(self.duties.len()).map_err(|_| full.clone())?;
-        if number > Info::MAX_PROGRAM {
-            return Err(full);
-        }
-        let counts = match key.0.tally() {
-            Some(tally) => Some(find(tally, key.0.keeper()).ok_or(match tally {
-                Tally::Stop { .. } => TraceError::Stops,
-                _ => TraceError::NotCounted,
-            })?),
-            None => None,
-        };
-        let calls = if key.0.is_timed() {
-            Some(calls(key.0.keeper()).ok_or(TraceError::NotCounted)?)
-        } else {
-            None
-        };
-        make(&key.0.program(number, counts, calls), next)?;
-        let mut whole = key.0.clone();
-        let more = next.and_then(|next| self.whole.get(usize::from(next)));
-        whole.parts.extend(more.into_iter().flat_map(|more| more.parts.iter().cloned()));
-        self.whole.push(whole);
-        self.duties.push(key.0.clone());
-        self.single.insert(key, number);
-        Ok(number)
-    }
-
-    pub(super) fn whole(&self) -> &[Duty] {
-        &self.whole
-    }
-
-    pub(super) fn all(&self) -> &[Duty] {
-        &self.duties
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vmtrace_trampolines::{Counters, Last, Read};
+    use vmtrace_trampolines::{Last, Read};
 
     // A read that fails before there is a place to say so is taken for a value.
     #[test]
@@ -372,114 +287,5 @@ mod tests {
         let program = Duty { point: Point::Entry, parts }.program(5, None, None);
         assert_eq!(program.fields, [Field::Stack, Field::Failed, Field::Argument(1), read]);
         assert_eq!((program.check(), program.tracers, program.number), (Ok(()), 2, 5));
-    }
-
-    // A program that is made twice takes the place of others, for ever.
-    #[test]
-    fn equal_duties_share_a_program() {
-        let mut programs = Programs::default();
-        let mut made = Vec::new();
-        for tracers in [vec![0], vec![0, 1], vec![0], vec![1], vec![0, 1]] {
-            let make = |program: &Program, _| {
-                made.push((program.number, program.tracers));
-                Ok(())
-            };
-            programs.number(&Duty::entry(tracers), &(|_, _| None, |_| None), make).unwrap();
-        }
-        assert_eq!(made, [(0, 1), (1, 2), (2, 1)]);
-        assert_eq!(programs.all().len(), 3);
-    }
-
-    // A record that two tracers share although only one of them means the call is a call that the
-    // other one asked not to see.
-    #[test]
-    fn tracers_with_other_conditions_have_records_of_their_own() {
-        let part = |tracer, condition: Option<usize>| Part {
-            tracer,
-            fields: vec![],
-            condition: condition.map(|count| Condition::Any(vec![Condition::All(vec![]); count])),
-            counts: None,
-        };
-        let parts = |list: &[(u8, Option<usize>)]| Duty {
-            point: Point::Entry,
-            parts: list.iter().map(|&(tracer, condition)| part(tracer, condition)).collect(),
-        };
-        let (mut programs, mut made) = (Programs::default(), Vec::new());
-        let mut number = |duty: &Duty| {
-            let make = |program: &Program, next| {
-                made.push((program.number, program.tracers, program.condition.is_some(), next));
-                Ok(())
-            };
-            programs.number(duty, &(|_, _| None, |_| None), make).unwrap()
-        };
-        let all = parts(&[(0, Some(1)), (1, None), (2, Some(2)), (3, Some(1))]);
-        assert_eq!(number(&all), 2);
-        assert_eq!(number(&parts(&[(2, Some(2))])), 0);
-        assert_eq!(number(&all.of_all_calls()), 3);
-        assert_eq!(number(&all), 2);
-        assert_eq!(
-            made,
-            [
-                (0, 1, true, None),
-                (1, 1, false, Some(0)),
-                (2, 2, true, Some(1)),
-                (3, 4, false, None)
-            ]
-        );
-        let tracers = programs.whole()[2].parts.iter().map(|part| part.tracer);
-        assert_eq!(tracers.collect::<Vec<_>>(), [0, 3, 1, 2]);
-        assert_eq!(programs.all()[2], parts(&[(0, Some(1)), (3, Some(1))]));
-    }
-
-    // One that counts for two tracers counts for neither alone; a self-test of one that counts would wait
-    // for a record for ever.
-    #[test]
-    fn tracers_that_count_have_programs_of_their_own() {
-        let part = |tracer, counts| Part { tracer, fields: vec![], condition: None, counts };
-        let table = |number| Some(Tally::Table(number));
-        let parts = vec![part(0, table(4)), part(1, None), part(2, table(5)), part(3, None)];
-        let duty = Duty { point: Point::Entry, parts };
-        let counters = |tally, _| match tally {
-            Tally::Table(table) => {
-                Some(Counts::Up(Counters { distance: u64::from(table), stride: 0, rounds: false }))
-            }
-            _ => None,
-        };
-        let (mut programs, mut made) = (Programs::default(), Vec::new());
-        let make = |program: &Program, next| {
-            let distance = program.counts.map(|counts| match counts {
-                Counts::Up(counters) => counters.distance,
-                other => panic!("{other:?}"),
-            });
-            made.push((distance, program.tracers, next));
-            Ok(())
-        };
-        programs.number(&duty, &(counters, |_| None), make).unwrap();
-        assert_eq!(made, [(Some(5), 1, None), (None, 2, Some(0)), (Some(4), 1, Some(1))]);
-        let none = Programs::default().number(&duty, &(|_, _| None, |_| None), |_, _| Ok(()));
-        assert_eq!(none, Err(TraceError::NotCounted));
-        assert!(duty.of_all_calls().parts.iter().all(|part| part.counts.is_none()));
-    }
-
-    // Numbers go into records, where they have so many bits and no more.
-    #[test]
-    fn numbers_run_out_and_what_failed_has_none() {
-        let mut programs = Programs::default();
-        let failed = programs
-            .number(&Duty::entry(vec![9]), &(|_, _| None, |_| None), |_, _| Err(TraceError::Annex));
-        assert_eq!(failed, Err(TraceError::Annex));
-        for number in 0..=Info::MAX_PROGRAM {
-            let [low, high] = number.to_le_bytes();
-            let duty = Duty::entry(vec![low, high]);
-            assert_eq!(programs.number(&duty, &(|_, _| None, |_| None), |_, _| Ok(())), Ok(number));
-        }
-        assert!(matches!(
-            programs.number(&Duty::entry(vec![]), &(|_, _| None, |_| None), |_, _| Ok(())),
-            Err(TraceError::Full(2048))
-        ));
-        assert_eq!(
-            programs.number(&Duty::entry(vec![0, 0]), &(|_, _| None, |_| None), |_, _| Ok(())),
-            Ok(0)
-        );
     }
 }

@@ -263,6 +263,19 @@ impl RingReader {
         head.is_none_or(|head| head == self.tail)
     }
 
+    /// Where the next record will be reserved; `None` where none will be taken.
+    #[must_use]
+    pub fn position(&mut self) -> Option<u64> {
+        let shared = Arc::clone(&self.memory);
+        self.head(&shared.slice())
+    }
+
+    /// Whether all that was reserved before this position has been taken.
+    #[must_use]
+    pub fn has_taken(&self, position: u64) -> bool {
+        self.ring.order(self.tail) >= self.ring.order(position)
+    }
+
     /// What is reserved from now on is not taken any more: tracing has ended, and a guest that
     /// goes on to write to its ring must not keep its reader for ever.
     pub fn seal(&mut self) {

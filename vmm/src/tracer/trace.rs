@@ -308,6 +308,20 @@ impl Attachment {
         self.programs.all()
     }
 
+    /// What is traced has changed: programs to which nothing leads by now, and that are not among the `planned`, rest.
+    pub fn rest_programs(&mut self, planned: impl Iterator<Item = u16>) {
+        let held = self.sites().chain(self.exits()).chain(self.switches());
+        let used = held.map(|(_, program)| program).chain(self.points.programs());
+        let used: Vec<u16> = used.chain(planned).collect();
+        self.programs.rest(used.into_iter());
+    }
+
+    /// Lets programs that rest become somebody else's: the rings have nothing any more of what was written before
+    /// they came to rest.
+    pub fn are_taken(&mut self) {
+        self.programs.are_taken();
+    }
+
     /// Lets `sites` (indices into `kernel.sites()`, or numbers of those of modules) call the programs with these numbers. All
     /// vCPUs are paused.
     ///

@@ -384,6 +384,40 @@ fn long_mark(ticks: u64, kind: MarkKind) -> Mark {
     Mark { ticks, kind, duration_ns: 0, text: "x".repeat(200) }
 }
 
+// What a program wrote is read by what its number means. That must not mean another's while anything of it is in a ring.
+#[test]
+fn whether_all_was_taken_that_was_written_before_is_told() {
+    let rings = Rings::new(2);
+    let (setup, _joining) = rings.setup(Box::new(std::io::sink()));
+    let targets = setup.targets.clone();
+    let relay = Relay::start(setup, || ()).unwrap();
+    assert!(relay.targets(targets.clone()), "there is nothing");
+    (0..100).for_each(|n| rings.hit(1, rings.record(n)));
+    assert!(relay.targets(targets.clone()));
+    let unfinished = rings.reserve(1).unwrap();
+    for _ in 0..3 {
+        assert!(!relay.targets(targets.clone()), "its writer may be of any program");
+    }
+    rings.hit(0, rings.record(200));
+    rings.hit(1, rings.record(202));
+    assert!(!relay.targets(targets.clone()), "those behind it wait as well");
+    rings.publish(unfinished, rings.record(201));
+    assert!(relay.targets(targets));
+    relay.finish(Summary::default(), TIME).wait(TIME).unwrap().unwrap();
+    // A flight recorder keeps what is of those that were there before.
+    let rings = Rings::new(1);
+    let (mut setup, _joining) = rings.setup(Box::new(std::io::sink()));
+    setup.readers = rings.readers(true);
+    let targets = setup.targets.clone();
+    let relay = Relay::start(setup, || ()).unwrap();
+    let lap = |number| Common { info: Info::new(COMMON_SIZE, 0, 1, 1).0, ..rings.record(number) };
+    rings.hit(0, lap(0));
+    assert!(!relay.targets(targets.clone()));
+    assert_eq!(relay.clear(), Some(1));
+    assert!(relay.targets(targets));
+    relay.finish(Summary::default(), TIME).wait(TIME).unwrap().unwrap();
+}
+
 // `ctl S mark` answers that the mark is there: a disk that is slow for a while must not make that a lie.
 #[test]
 fn a_users_mark_is_in_a_trace_whose_output_was_stuck() {

@@ -2,6 +2,8 @@
 
 use crate::machine::{FakeVm, Ran, SelfCall, Step, Trouble, run};
 use crate::{BEGIN, END, ENDS, Subject, boot, call, exit_of, tracing, trigger};
+use std::collections::BTreeSet;
+use std::sync::Mutex;
 use vmtrace::analyze::latency::Kind;
 use vmtrace::kernel::{ExitKind, SiteSection};
 use vmtrace::machine::ExitReason;
@@ -234,6 +236,41 @@ fn a_trigger_comes_and_goes_while_the_guest_runs() {
     let changes = changes.iter().filter(|text| text.starts_with("trigger ")).count();
     let before = subject.run(boot(), Trouble::default()).outcome().summary.pauses.count;
     assert_eq!((changes, ran.outcome().summary.pauses.count), (3, before + 3), "{what}");
+    subject.assert_restored(&ran, &what);
+}
+
+// Each pair of tracers has a program of its own. Those of pairs that are gone would take the places of all to come.
+#[test]
+fn programs_of_tracers_that_are_gone_are_used_again() {
+    static CALLS: Mutex<BTreeSet<Vec<u8>>> = Mutex::new(BTreeSet::new());
+    const OTHERS: [&str; 6] =
+        ["vfs_getattr", "vfs_fallocate", "vfs_statx", "vfs_mkdir", "vfs_rmdir", "vfs_link"];
+    let add =
+        |name: &str, glob: &str| Control::TracerAdd(format!("{name}={glob}").parse().unwrap());
+    let remove = |name: &str| Control::TracerRemove(name.to_owned());
+    let subject = Subject::new(ON);
+    let look = Step::Does(|vm| {
+        let call = vm.fake.bytes(vm.fake.kernel.site_of("vfs_fsync").unwrap());
+        assert_eq!(call[0], 0xe8);
+        CALLS.lock().unwrap().insert(call.to_vec());
+    });
+    // Numbers that are free are taken in order.
+    let mut steps = vec![Step::Asks(OTHERS.map(|name| add(name, name)).to_vec())];
+    let mut pairs = 0;
+    for (second, one) in OTHERS.iter().enumerate() {
+        for other in &OTHERS[..second] {
+            let pair = [remove(other), remove(one), add("a", "vfs_fsync"), add("b", "vfs_fsync")];
+            steps.extend([Step::Asks(pair.to_vec()), look.clone()]);
+            let back = [remove("a"), remove("b"), add(other, other), add(one, one)];
+            steps.push(Step::Asks(back.to_vec()));
+            pairs += 1;
+        }
+    }
+    let ran = subject.run([boot(), steps].concat(), Trouble::default());
+    let what = format!("{:?}\n{}", ran.answers, ran.notes());
+    assert!(ran.answers.iter().all(|answer| answer.starts_with("OK ")), "{what}");
+    let calls = CALLS.lock().unwrap().len();
+    assert!(pairs == 15 && (4..9).contains(&calls), "{calls} programs for {pairs} pairs");
     subject.assert_restored(&ran, &what);
 }
 

@@ -47,6 +47,11 @@ pub(super) fn restore(edits: &[Edit], view: &View<'_>) -> Result<bool, GuestErro
 }
 
 impl Points {
+    /// Those that are called, or will be.
+    pub(in crate::tracer) fn programs(&self) -> impl Iterator<Item = u16> {
+        self.wanted.values().map(|&(_, program)| program)
+    }
+
     /// Gives all back for good; whether all was as it was left.
     pub(in crate::tracer) fn end(
         &mut self,
