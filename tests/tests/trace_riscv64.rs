@@ -3,6 +3,7 @@
 
 use vmtrace::emulated::HostArch;
 use vmtrace_tests::cases::Guests;
+use vmtrace_tests::hostile::Harm;
 use vmtrace_tests::live::unless_lost;
 use vmtrace_tests::trace::{RISCV_KERNELS, options, some};
 use vmtrace_tests::{SharedHost, disks, latency, shares, workload};
@@ -210,6 +211,26 @@ fn a_directory_is_the_root() {
 #[ignore = "nothing in it is of this architecture: with scripts/test --all"]
 fn a_task_is_the_noise_of_another() {
     unless_lost(|| latency::a_task_is_the_noise_of_another("riscv64-6.12"));
+}
+
+#[test]
+fn a_guest_may_write_anything_into_the_annex() {
+    GUESTS.a_guest_may_do_harm(Harm::Annex, "riscv64-6.12", &[1]);
+}
+
+#[test]
+fn a_guest_may_give_its_devices_anything() {
+    GUESTS.a_guest_may_do_harm(Harm::Queues, "riscv64-7", &[1]);
+}
+
+#[test]
+fn a_guest_may_change_its_records_of_ftrace() {
+    GUESTS.a_guest_may_do_harm(Harm::Records, "riscv64-7", &[1]);
+}
+
+#[test]
+fn a_guest_may_change_the_page_tables_of_the_annex() {
+    GUESTS.a_guest_may_do_harm(Harm::Tables, "riscv64-6.12", &[1]);
 }
 
 #[test]

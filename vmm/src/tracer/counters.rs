@@ -16,7 +16,6 @@ pub use told::SiteTables;
 
 use super::annex::{Memory, SIZE};
 use super::error::TraceError;
-use super::programs::Keeper;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -52,6 +51,15 @@ pub enum Kind {
     Histograms,
     /// How often it was called, by caller: a table of another form.
     Callers,
+}
+
+/// For whom calls are kept until they end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Keeper {
+    /// A tracer, by its number.
+    Tracer(u8),
+    /// A trigger, by a number of its own.
+    Trigger(u16),
 }
 
 /// Bytes of the histograms of so many functions: whole pages.

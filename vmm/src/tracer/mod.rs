@@ -47,7 +47,7 @@ mod view;
 mod x86_64;
 
 pub use arch::Options;
-pub use counters::{Buckets, CallerHits, Counted, Counters, Hits, Kind, SiteTables};
+pub use counters::{Buckets, CallerHits, Counted, Counters, Hits, Keeper, Kind, SiteTables};
 pub use dispatch::{far_memory, return_address, stack_bias};
 pub use edit::SkipReason;
 pub use error::TraceError;
@@ -63,7 +63,7 @@ pub use modules::{
 pub use paging::PageTables;
 pub use patch::Skip;
 pub use program_stops::Stopped;
-pub use programs::{Duty, Keeper, Measure, Part, Tally};
+pub use programs::{Duty, Measure, Part, Tally};
 pub use ram::Ram;
 pub use raw::{RawBatch, RawRecord};
 pub use room::Room;

@@ -4,7 +4,7 @@ mod numbers;
 
 pub(super) use numbers::Programs;
 
-use super::counters::Kind;
+use super::counters::{Keeper, Kind};
 use vmtrace_trampolines::histogram::{Calls, Sorted};
 use vmtrace_trampolines::{Condition, Counts, Field, Point, Program};
 
@@ -69,15 +69,6 @@ pub enum Tally {
         /// Whether its beginning was kept.
         timed: bool,
     },
-}
-
-/// For whom calls are kept until they end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Keeper {
-    /// A tracer, by its number.
-    Tracer(u8),
-    /// A trigger, by a number of its own.
-    Trigger(u16),
 }
 
 /// By what calls are sorted when they end.

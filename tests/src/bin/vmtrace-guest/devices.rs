@@ -2,9 +2,12 @@
 //! which with `iomem=relaxed` has also those that a driver uses), with queues in memory of its own.
 
 use anyhow::{Context, Result, ensure};
+use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
+use std::hint::black_box;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::slice;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::thread;
@@ -51,22 +54,17 @@ impl Device {
     pub(crate) fn all() -> Result<Vec<Self>> {
         let memory =
             OpenOptions::new().read(true).write(true).open("/dev/mem").context("/dev/mem")?;
-        let iomem = fs::read_to_string("/proc/iomem")?;
-        // As its ACPI tables call them.
-        let places = iomem.lines().filter(|line| line.contains("LNRO0005"));
-        let places = places.filter_map(|line| line.trim().split_once('-'));
+        let mut places = places_of_acpi()?;
+        if places.is_empty() {
+            places = places_of_tree(Path::new("/sys/firmware/devicetree/base"))?;
+        }
         let mut devices: Vec<Self> = Vec::new();
-        let mut known = Vec::new();
-        for (start, _) in places {
-            let start = libc::off_t::from_str_radix(start, 16)?;
-            if known.contains(&start) {
-                continue;
-            }
-            known.push(start);
+        for start in places {
+            let at = libc::off_t::try_from(start)?;
             // SAFETY: a new mapping at a place of the kernel's choice, which stays.
             let address = unsafe {
                 let (rights, fd) = (libc::PROT_READ | libc::PROT_WRITE, memory.as_raw_fd());
-                libc::mmap(std::ptr::null_mut(), PAGE, rights, libc::MAP_SHARED, fd, start)
+                libc::mmap(std::ptr::null_mut(), PAGE, rights, libc::MAP_SHARED, fd, at)
             };
             let failed = || format!("registers: {}", std::io::Error::last_os_error());
             ensure!(address != libc::MAP_FAILED, failed());
@@ -82,8 +80,10 @@ impl Device {
         self.get(DEVICE_ID)
     }
 
+    /// KVM for riscv64 (seen with 6.12) keeps what is loaded from a device into the register of zeroes, and from then
+    /// on has that stored where the guest stores zero: values that nobody wants must go to another one.
     pub(crate) fn get(&self, register: usize) -> u32 {
-        self.0[register / 4].load(Ordering::SeqCst)
+        black_box(self.0[register / 4].load(Ordering::SeqCst))
     }
 
     pub(crate) fn set(&self, register: usize, value: u32) {
@@ -115,6 +115,32 @@ impl Device {
         }
         self.set(reg::QUEUE_READY, 1);
     }
+}
+
+/// Physical addresses of registers, as ACPI tables call such devices.
+fn places_of_acpi() -> Result<BTreeSet<u64>> {
+    let iomem = fs::read_to_string("/proc/iomem")?;
+    let places = iomem.lines().filter(|line| line.contains("LNRO0005"));
+    let places = places.filter_map(|line| line.trim().split_once('-'));
+    places.map(|(start, _)| Ok(u64::from_str_radix(start, 16)?)).collect()
+}
+
+/// The same of a device tree, below a node.
+fn places_of_tree(node: &Path) -> Result<BTreeSet<u64>> {
+    let mut places = BTreeSet::new();
+    let compatible = fs::read(node.join("compatible")).unwrap_or_default();
+    if compatible.starts_with(b"virtio,mmio") {
+        let reg = fs::read(node.join("reg"))?;
+        let address = reg.first_chunk().context("no address in the device tree")?;
+        places.insert(u64::from_be_bytes(*address));
+    }
+    for entry in fs::read_dir(node)? {
+        let path = entry?.path();
+        if path.is_dir() && !path.is_symlink() {
+            places.extend(places_of_tree(&path)?);
+        }
+    }
+    Ok(places)
 }
 
 /// The lower half of a word.
@@ -197,7 +223,8 @@ impl Entropy {
         let used = || low(self.arena.page(2)[0].load(Ordering::SeqCst)) >> 16;
         while used() != u32::from(self.requests) {
             let status = self.device.get(reg::STATUS);
-            ensure!(status == DRIVER_OK && Instant::now() < end, "not written: {status:#x}");
+            let request = || format!("request {} for {len} bytes at {physical:#x}", self.requests);
+            ensure!(status == DRIVER_OK && Instant::now() < end, "{}: {status:#x}", request());
             thread::sleep(Duration::from_millis(1));
         }
         Ok(())

@@ -45,9 +45,9 @@
 //!                                      from its beginning, and the program that the site calls
 //! vmtrace-guest laps                   moves every ring of vmtrace's many laps on
 //! vmtrace-guest anywhere SEED N        writes N words anywhere into what vmtrace has in the guest
-//! vmtrace-guest queues SEED N          N lives of devices whose queues have any content (x86-64)
-//! vmtrace-guest records SEED N         writes N times into the kernel's records of ftrace (x86-64)
-//! vmtrace-guest tables SEED N          writes N times into page tables of what vmtrace has in the guest (x86-64)
+//! vmtrace-guest queues SEED N          N lives of devices whose queues have any content
+//! vmtrace-guest records SEED N         writes N times into the kernel's records of ftrace
+//! vmtrace-guest tables SEED N          writes N times into page tables of what vmtrace has in the guest
 //! vmtrace-guest kexec IMAGE [initrd=FILE] [PARAMETER]...  goes on with that kernel (x86-64)
 //! vmtrace-guest bench-ops              the same for vmtrace with tracers that have nothing to do
 //! vmtrace-guest bench-ops MODULE N...  for the guest's tracers beside N that have nothing to do

@@ -10,6 +10,8 @@ use anyhow::{Context, Result, bail, ensure};
 use std::fs;
 use std::thread;
 use std::time::Duration;
+use vmtrace::machine::ANNEX_BASE;
+use vmtrace::tracer::annex;
 use vmtrace_tests::random::Random;
 
 /// `sizeof(struct dyn_ftrace)`: an address and flags.
@@ -20,6 +22,8 @@ const TRACED: &str = " vfs_";
 const SITE: u64 = 16;
 /// Entries of page tables for the annex's first bytes: 2 MiB each.
 const ENTRIES: usize = 8;
+/// Entries of a table.
+const TABLE_ENTRIES: usize = 512;
 /// Bytes that are written, between changes of the guest's own tracer.
 const BURST: usize = 8;
 
@@ -87,18 +91,57 @@ pub(crate) fn records(seed: u64, count: usize) -> Result<()> {
     Ok(())
 }
 
+/// The table (physical address) with the entry (index) for the annex's first byte, in or below a table of riscv64 from
+/// an entry on (RISC-V privileged specification, 10.4.1: an entry that allows nothing leads to a table).
+fn riscv64_table(
+    kcore: &Kcore,
+    table: u64,
+    from: usize,
+    depth: usize,
+) -> Result<Option<(u64, usize)>> {
+    const VALID: u64 = 1;
+    const RIGHTS: u64 = 0b1110;
+    const LEVELS: usize = 5;
+    let bytes = kcore.read_physical(table, 8 * TABLE_ENTRIES)?;
+    let entries = bytes.as_chunks().0.iter().map(|entry| u64::from_le_bytes(*entry));
+    for (index, entry) in entries.enumerate().skip(from) {
+        let physical = (entry >> 10 & ((1 << 44) - 1)) << 12;
+        if entry & VALID == 0 {
+            continue;
+        }
+        if entry & RIGHTS != 0 {
+            // The first 2 MiB are mapped elsewhere.
+            if (ANNEX_BASE..ANNEX_BASE + annex::SIZE).contains(&physical) {
+                return Ok(Some((table, index)));
+            }
+        } else if depth + 1 < LEVELS
+            && let Some(found) = riscv64_table(kcore, physical, 0, depth + 1)?
+        {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
 /// Writes into the page tables of what vmtrace has in the guest so often; this is most likely its end.
 pub(crate) fn tables(seed: u64, count: usize) -> Result<()> {
     let (kcore, symbols, mut random) = (Kcore::open()?, symbols()?, Random::new(seed));
-    // For the highest 2 GiB, the first of which the annex begins.
-    let table = kcore.physical(symbol(&symbols, "level2_kernel_pgt")?)?;
+    let (table, first) = match symbol(&symbols, "level2_kernel_pgt") {
+        // x86-64: for the highest 2 GiB, the first of which the annex begins.
+        Ok(table) => (kcore.physical(table)?, 0),
+        Err(_) => {
+            let root = kcore.physical(symbol(&symbols, "swapper_pg_dir")?)?;
+            riscv64_table(&kcore, root, TABLE_ENTRIES / 2, 0)?.context("the annex is not mapped")?
+        }
+    };
+    println!("table {table:#x} {first}");
     let mut entropy = Entropy::new()?;
     begin();
     for _ in 0..count {
         let at = match random.below(4) {
             // Tables of counters, and all else that is mapped there.
             0 => random.below(4096),
-            _ => 8 * random.below(ENTRIES) + random.below(8),
+            _ => 8 * (first + random.below(ENTRIES)) % 4096 + random.below(8),
         };
         entropy.write(table + at as u64, 1)?;
         // What a processor has looked up goes with what others do.

@@ -8,9 +8,9 @@
 //! task that was interrupted in it may have a record still to write, which would be the new owner's. So it rests until
 //! several others of the same code do, as long as there is room.
 
-use super::Duty;
+use super::{Duty, Tally};
+use crate::tracer::counters::Keeper;
 use crate::tracer::error::TraceError;
-use crate::tracer::programs::{Keeper, Tally};
 use std::collections::{HashMap, HashSet};
 use vmtrace_trampolines::histogram::Calls;
 use vmtrace_trampolines::layout::Info;
