@@ -339,6 +339,27 @@ fn durations_are_nanoseconds_of_any_clock() {
     assert_eq!(Ended::duration(u64::MAX), None, "not even half a nanosecond in 2^32 ticks");
 }
 
+// Clocks of most machines have no whole nanoseconds, and the product with a long call's ticks is of more than 64 bits.
+#[test]
+fn long_calls_are_told_in_nanoseconds_of_any_clock() {
+    // As in ends.rs: less than the clock of a machine tells that was started minutes ago.
+    const LONG: u64 = 1 << 38;
+    let mut random = Random(29);
+    for addressing in ADDRESSINGS {
+        let mut sorting = Sorting::new(addressing);
+        sorting.times(Point::Return, Ended::Duration { multiplier: 3 << 30, shift: 31 });
+        sorting.guest.set_current(0, 1);
+        sorting.guest.call(0, Point::Entry, &mut random, &[]);
+        let began = 1 + 4 * usize::try_from(sorting.places()[0].0).unwrap();
+        let began = &sorting.open[usize::try_from(Calls::PLACES / 8).unwrap() + began];
+        began.fetch_sub(LONG, Ordering::Relaxed);
+        sorting.guest.call(1, Point::Return, &mut random, &[]);
+        let told = sorting.found(0, 0)[&SUM.into()];
+        let exact = LONG / 2 * 3;
+        assert!((exact..exact + LONG / 4).contains(&told), "{told:#x}");
+    }
+}
+
 // Calls that crowd in a few places find none, and are not told.
 #[test]
 fn calls_are_spread_over_all_places() {
