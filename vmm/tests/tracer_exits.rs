@@ -78,14 +78,14 @@ fn assert_leads_to_its_stub(fake: &Fake, exit: &Exit, word: u32, name: &str) {
         }
         ExitKind::Jump { target } => {
             assert!(leads(0xe8, stub, &code) < stub);
-            assert_eq!(u64::from(word), stub + 5 & 0xffff_ffff, "{name}: behind the call");
+            assert_eq!(u64::from(word), (stub + 5) & 0xffff_ffff, "{name}: behind the call");
             assert_eq!(leads(0xe9, stub + 5, &code[5..]), target, "{name}");
         }
         ExitKind::Indirect { register, .. } => {
             let copy = [0x49 | register >> 3 << 2, 0x89, 0xc3 | (register & 7) << 3];
             assert_eq!(code[..3], copy, "{name}: mov r11, register {register}");
             assert!(leads(0xe8, stub + 3, &code[3..]) < stub);
-            assert_eq!(u64::from(word), stub + 8 & 0xffff_ffff, "{name}: behind the call");
+            assert_eq!(u64::from(word), (stub + 8) & 0xffff_ffff, "{name}: behind the call");
         }
     }
 }
