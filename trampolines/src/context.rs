@@ -69,3 +69,15 @@ impl RawContext {
         self.0 as u8
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // A latency would be blamed on code that has interrupts on.
+    #[test]
+    fn interrupts_are_on_where_one_flag_says_so() {
+        assert!(RawContext(1 << 9).interrupts_on());
+        assert!(!RawContext(!(1 << 9)).interrupts_on());
+    }
+}

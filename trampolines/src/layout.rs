@@ -369,6 +369,7 @@ mod tests {
         assert!(!ring.is_position(at(3 * CHUNK - 56)), "in the last account");
         assert!(!ring.is_position(at(3 * CHUNK)));
         assert!(!ring.is_position(at(0) - 8) && !ring.is_position(at(1)));
+        assert!(!ring.is_position(at(8) & (LAP - 1)), "in no lap");
     }
 
     #[test]

@@ -327,6 +327,8 @@ fn conditions_that_cannot_be_are_refused() {
         ..entry_program()
     };
     assert_eq!(program(Point::Entry, number(argument, u64::MAX)).check(), Ok(()));
+    let most = Condition::Any(vec![number(Operand::Cpu, 1); 64]);
+    assert_eq!(program(Point::Entry, most).check(), Ok(()));
     let bad = [
         (Point::Return, number(argument, 1)),
         (Point::Tail, number(argument, 1)),

@@ -355,6 +355,9 @@ fn ends_that_cannot_be_are_refused() {
     let down = Counts::Down { number: 0, counter: 0x1000, trap: &[] };
     assert_eq!(check(Point::Tail, &[], Some(down), since), Ok(()));
     assert!(matches!(check(Point::Entry, &[], Some(down), since), Err(ProgramError::Counts(_))));
-    let far = Some(Calls { address: 1 << 40 });
-    assert!(matches!(check(Point::Return, &[], None, far), Err(ProgramError::Range(..))));
+    // Beyond what instructions reach, and around the end of all memory.
+    for address in [1 << 40, 0x7fff_ffc0, u64::MAX - 63] {
+        let far = Some(Calls { address });
+        assert!(matches!(check(Point::Return, &[], None, far), Err(ProgramError::Range(..))));
+    }
 }

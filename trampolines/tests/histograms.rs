@@ -68,10 +68,16 @@ impl Sorting {
         all.filter(|&(_, count)| count != 0).collect()
     }
 
-    /// Places that are taken.
+    /// Places that are taken: their numbers and stack pointers.
+    fn places(&self) -> Vec<(u64, u64)> {
+        let places = self.open.iter().skip(usize::try_from(Calls::PLACES / 8).unwrap()).step_by(4);
+        let all = (0..).zip(places.map(|place| place.load(Ordering::Relaxed)));
+        all.filter(|&(_, stack)| stack != 0).collect()
+    }
+
+    /// How many.
     fn taken(&self) -> usize {
-        let places = self.open.iter().skip(usize::try_from(Calls::PLACES / 8).unwrap());
-        places.step_by(4).filter(|place| place.load(Ordering::Relaxed) != 0).count()
+        self.places().len()
     }
 }
 
@@ -84,7 +90,7 @@ fn bucket(value: u64) -> u64 {
 fn arguments_are_sorted_by_size() {
     let mut random = Random(0x1234_5678_9abc_def1);
     for addressing in ADDRESSINGS {
-        for number in 0..7_u8 {
+        for number in 0..10_u8 {
             for (bytes, signed) in
                 [(1, false), (2, false), (4, false), (8, false), (1, true), (2, true), (4, true)]
             {
@@ -324,6 +330,64 @@ fn durations_are_nanoseconds_of_any_clock() {
         }
     }
     assert_eq!((Ended::duration(0), ns(10_000_000, 7)), (None, 700));
+    // Each tick of a long call adds what is missing.
+    for rate in [24_000_000_u64, 2_899_999_000, 5_000_000_001, 32_768] {
+        let Some(Ended::Duration { multiplier, shift }) = Ended::duration(rate) else { panic!() };
+        let (told, exact) = (u128::from(multiplier) * u128::from(rate), 1_000_000_000 << shift);
+        assert!(told.abs_diff(exact) <= u128::from(rate / 2), "{rate}");
+    }
+    assert_eq!(Ended::duration(u64::MAX), None, "not even half a nanosecond in 2^32 ticks");
+}
+
+// Clocks of most machines have no whole nanoseconds, and the product with a long call's ticks is of more than 64 bits.
+#[test]
+fn long_calls_are_told_in_nanoseconds_of_any_clock() {
+    // As in ends.rs: less than the clock of a machine tells that was started minutes ago.
+    const LONG: u64 = 1 << 38;
+    let mut random = Random(29);
+    for addressing in ADDRESSINGS {
+        let mut sorting = Sorting::new(addressing);
+        sorting.times(Point::Return, Ended::Duration { multiplier: 3 << 30, shift: 31 });
+        sorting.guest.set_current(0, 1);
+        sorting.guest.call(0, Point::Entry, &mut random, &[]);
+        let began = 1 + 4 * usize::try_from(sorting.places()[0].0).unwrap();
+        let began = &sorting.open[usize::try_from(Calls::PLACES / 8).unwrap() + began];
+        began.fetch_sub(LONG, Ordering::Relaxed);
+        sorting.guest.call(1, Point::Return, &mut random, &[]);
+        let told = sorting.found(0, 0)[&SUM.into()];
+        let exact = LONG / 2 * 3;
+        assert!((exact..exact + LONG / 4).contains(&told), "{told:#x}");
+    }
+}
+
+// Calls that crowd in a few places find none, and are not told.
+#[test]
+fn calls_are_spread_over_all_places() {
+    let mut random = Random(23);
+    // By 2^64 divided by the golden ratio, as callers are.
+    let place = |stack: u64| stack.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - 15);
+    for addressing in ADDRESSINGS {
+        let mut sorting = Sorting::new(addressing);
+        sorting.times(Point::Return, TICKS);
+        sorting.guest.set_current(0, 1);
+        for depth in 0..20 {
+            call_below(depth, &mut || sorting.guest.call(0, Point::Entry, &mut random, &[]));
+            let places = sorting.places();
+            let [(number, stack)] = places[..] else { panic!("{places:?}") };
+            assert_eq!(number, place(stack));
+            sorting.open.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        }
+    }
+}
+
+/// Calls with a stack pointer that is further down.
+#[inline(never)]
+fn call_below(depth: usize, call: &mut dyn FnMut()) {
+    match depth.checked_sub(1) {
+        Some(less) => call_below(less, call),
+        None => call(),
+    }
+    std::hint::black_box(());
 }
 
 // What cannot be must not become code that sorts somewhere else.

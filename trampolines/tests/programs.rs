@@ -8,7 +8,7 @@ use common::arch::{
 };
 use common::{FakeGuest, Random, Record};
 use vmtrace_trampolines::layout::{COMMON_SIZE, MAX_RECORD};
-use vmtrace_trampolines::{Field, Last, Overflow, Point, Program, Read};
+use vmtrace_trampolines::{Field, Last, Overflow, Point, Program, ProgramError, Read};
 
 /// How a program is entered.
 #[derive(Clone, Copy, Debug)]
@@ -221,5 +221,20 @@ fn an_entry_and_its_return_have_the_same_stack() {
 fn the_longest_record_is_the_longest() {
     let program = |count| Program { fields: vec![Field::Stack; count], ..common::entry_program() };
     assert!(program(28).check().is_ok_and(|()| program(28).size() == MAX_RECORD));
-    assert!(program(29).check().is_err());
+    assert!(program(29).check().is_err() && program(100).check().is_err());
+}
+
+// A number that its bits in a record do not hold would be another program's, whose fields are others; tracers
+// that are not counted are told less than they lost.
+#[test]
+fn numbers_that_records_cannot_hold_are_refused() {
+    let check = |number, tracers| Program { number, tracers, ..common::entry_program() }.check();
+    assert_eq!((check(2047, 1), check(0, 256)), (Ok(()), Ok(())));
+    for (number, tracers) in [(2048, 1), (u16::MAX, 1), (0, 0), (0, 257)] {
+        assert_eq!(check(number, tracers), Err(ProgramError::Number(number, tracers)));
+    }
+    let task = |words| Field::Task { offset: 0, words };
+    let fields = |words| Program { fields: vec![task(words)], ..common::entry_program() };
+    assert_eq!(fields(1).check(), Ok(()));
+    assert_eq!(fields(0).check(), Err(ProgramError::Field(task(0), Point::Entry)));
 }

@@ -13,6 +13,8 @@ use vmtrace::tracer::{
 };
 use vmtrace_trampolines::callers::Callers;
 use vmtrace_trampolines::histogram::{Calls, MISSED, SUM, Sorted, WORDS};
+use vmtrace_trampolines::riscv64::encode::mv;
+use vmtrace_trampolines::riscv64::encode::register::{A7, T1};
 use vmtrace_trampolines::{Counters, Point};
 
 /// vCPUs of the fake guest.
@@ -350,7 +352,14 @@ fn programs_stop_where_they_say_and_never_once_tracing_has_ended() {
         let few = &sites[..20];
         assert_eq!(attachment.site_told(&fake.kernel, few, told(sites[9])), Some(sites[9]));
         assert_eq!(attachment.site_told(&fake.kernel, few, told(sites[21])), None);
-        assert!(attachment.again(traps[1], sites[9]).is_some(), "{name}");
+        let again = attachment.again(traps[1], sites[9]).unwrap();
+        if fake.kernel.arch() == Arch::X86_64 {
+            assert_eq!(again, fake.target(sites[9]), "{name}: its program");
+        } else {
+            // The site is executed once more, as behind a trap in it: `mv a7, t1` comes first.
+            let place = tables.translate(&fake, again).unwrap();
+            assert_eq!(bytes(place, 4), mv(A7, T1).to_le_bytes(), "{name}");
+        }
         assert_eq!(attachment.again(traps[1], sites[5]), None, "{name}: not held");
         attachment.release_all(&fake, &fake.kernel).unwrap();
         for place in places {
@@ -422,6 +431,11 @@ fn every_function_has_a_histogram_of_its_own_for_each_vcpu() {
         // What another tracer's calls are since is nothing to this one.
         counters.begin_calls([Keeper::Tracer(1), Keeper::Trigger(3)], 4712);
         assert_eq!(since(), 4711, "{name}");
+        let of_trigger = Keeper::Trigger(9);
+        counters.open_calls(of_trigger).unwrap();
+        counters.begin_calls([of_trigger], 4713);
+        let its: usize = annex(counters.calls(of_trigger).unwrap().address).try_into().unwrap();
+        assert_eq!((since(), memory.read_obj::<u64>(its).unwrap()), (4711, 4713), "{name}");
         // Programs for all of that can be made.
         let sorted = Sorted { number: 2, bytes: 4, signed: true };
         let (first, tail) = (table(&few[0]), fake.kernel.arch() == Arch::X86_64);

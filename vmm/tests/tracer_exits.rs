@@ -64,8 +64,8 @@ fn annex(fake: &Fake, address: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// A held exit leads to a stub that names it or goes on as it did, by a program below.
-fn assert_leads_to_its_stub(fake: &Fake, exit: &Exit, name: &str) {
+/// A held exit leads to a stub that names it or goes on as it did, by a program below, and whose records have `word`.
+fn assert_leads_to_its_stub(fake: &Fake, exit: &Exit, word: u32, name: &str) {
     let site = fake.read_vec(fake.at(exit.address), 5);
     let stub = leads(0xe9, exit.address, &site);
     let code = annex(fake, stub, 10);
@@ -73,16 +73,19 @@ fn assert_leads_to_its_stub(fake: &Fake, exit: &Exit, name: &str) {
         ExitKind::Return => {
             let names = u32::from_le_bytes(code[1..5].try_into().unwrap());
             assert_eq!((code[0], u64::from(names)), (0xb9, exit.address & 0xffff_ffff));
+            assert_eq!(word, names, "{name}");
             assert!(leads(0xe9, stub + 5, &code[5..]) < stub);
         }
         ExitKind::Jump { target } => {
             assert!(leads(0xe8, stub, &code) < stub);
+            assert_eq!(u64::from(word), (stub + 5) & 0xffff_ffff, "{name}: behind the call");
             assert_eq!(leads(0xe9, stub + 5, &code[5..]), target, "{name}");
         }
         ExitKind::Indirect { register, .. } => {
             let copy = [0x49 | register >> 3 << 2, 0x89, 0xc3 | (register & 7) << 3];
             assert_eq!(code[..3], copy, "{name}: mov r11, register {register}");
             assert!(leads(0xe8, stub + 3, &code[3..]) < stub);
+            assert_eq!(u64::from(word), (stub + 8) & 0xffff_ffff, "{name}: behind the call");
         }
     }
 }
@@ -100,7 +103,8 @@ fn every_exit_goes_through_its_stub_and_is_given_back() {
         let plan = plan(exits, programs(&fake, &mut attachment));
         let mut words = std::collections::HashSet::new();
         let mut without = 0;
-        for word in attachment.stubs(&fake, &fake.kernel, &plan).unwrap() {
+        let stubs = attachment.stubs(&fake, &fake.kernel, &plan).unwrap();
+        for word in &stubs {
             match word {
                 Some(word) => assert!(words.insert(word.word), "{name}: two exits of one name"),
                 None => without += 1,
@@ -111,8 +115,7 @@ fn every_exit_goes_through_its_stub_and_is_given_back() {
         assert!(attachment.held_exits() > 50_000, "{name}");
         let held: Vec<usize> = attachment.exits().map(|(index, _)| index).collect();
         for &index in held.iter().step_by(7) {
-            let exit = &exits[index];
-            assert_leads_to_its_stub(&fake, exit, name);
+            assert_leads_to_its_stub(&fake, &exits[index], stubs[index].unwrap().word, name);
         }
         // Some, and then the others.
         let some: Vec<usize> = held.iter().copied().step_by(3).collect();
@@ -222,8 +225,8 @@ fn stubs_that_are_made_ahead_are_those_that_are_needed() {
         let all = attachment.stubs(&fake, &fake.kernel, &plan).unwrap();
         assert!(ahead.iter().zip(&all).all(|(a, b)| a.is_none() || a == b), "{name}");
         assert_eq!(attachment.enable_exits(&fake, &fake.kernel, &plan).unwrap(), [], "{name}");
-        for exit in exits.iter().step_by(7) {
-            assert_leads_to_its_stub(&fake, exit, name);
+        for (exit, word) in exits.iter().zip(all).step_by(7) {
+            assert_leads_to_its_stub(&fake, exit, word.unwrap().word, name);
         }
     }
 }

@@ -3,9 +3,10 @@
 mod fake_guest;
 
 use fake_guest::{ANNEX, DISABLED, ENABLED, FAR, Fake, X86, kernels};
-use vmtrace::kernel::{FtraceKind, SiteSection};
+use vmtrace::kernel::{Arch, FtraceKind, SiteSection};
 use vmtrace::tracer::annex::Addressing;
-use vmtrace::tracer::{Guest, Skip, SkipReason, Tripwire};
+use vmtrace::tracer::{Guest, Skip, SkipReason, TraceError, Tripwire, far_memory};
+use vmtrace_trampolines::layout::CHUNK_SIZE;
 
 // A site that calls anything but the trampoline crashes the guest; one that is not
 // given back keeps calling it for ever.
@@ -369,6 +370,39 @@ fn another_kernel_than_the_image_is_recognised() {
         for slide in [2_u64 << 20, 0x1000, 1 << 40, 0_u64.wrapping_sub(2 << 20)] {
             assert!(fake.locate(slide).is_err(), "{slide:#x}");
         }
+    }
+}
+
+// A kernel may put its records anywhere: one that is read from another place is another site's.
+#[test]
+fn records_are_read_from_where_they_begin() {
+    for name in ["x86_64-6.12", "riscv64-6.12"] {
+        let fake = Fake::new(name);
+        let sites = fake.all();
+        let records = fake.read_vec(fake.records(), 16 * fake.kernel.sites().len());
+        let mut attachment = fake.attach();
+        let moved = 4096 + 16 * 100;
+        fake.write(fake.heap() + moved, &records).unwrap();
+        fake.write(fake.heap() + 8, &(fake.page() + moved).to_le_bytes()).unwrap();
+        let report = fake.enable(&mut attachment, &sites).unwrap();
+        assert_eq!((report.patched, report.skipped), (sites.len(), vec![]), "{name}");
+        attachment.release_all(&fake, &fake.kernel).unwrap();
+        // Half a record further, each would be made of two.
+        fake.write(fake.heap() + 8, &(fake.page() + moved + 8).to_le_bytes()).unwrap();
+        let error = fake.enable(&mut attachment, &sites).unwrap_err().to_string();
+        assert!(error.contains("unknown shape"), "{name}: {error}");
+    }
+}
+
+// A user who asks for more than can be mapped is to be told before a guest is started, and how much can be.
+#[test]
+fn rings_that_have_no_room_in_the_address_space_are_refused() {
+    for arch in [Arch::X86_64, Arch::Riscv64] {
+        let far = |cpus, buffer| far_memory(arch, cpus, Some(buffer));
+        assert!(far(1, 1 << 30).unwrap().is_some(), "{arch:?}");
+        let refused = far(2, 1 << 30);
+        let Err(TraceError::Buffer { most, .. }) = refused else { panic!("{arch:?}: {refused:?}") };
+        assert!(far(2, most).is_ok() && far(2, most + CHUNK_SIZE as u64).is_err(), "{arch:?}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod fake_guest;
 
-use fake_guest::{CONTROL, Fake, Record, kernels};
+use fake_guest::{CONTROL, Fake, MAP, Record, kernels};
 use vm_memory::Bytes;
 use vmtrace::kernel::Arch;
 use vmtrace::tracer::annex::Memory;
@@ -42,6 +42,18 @@ fn rings(fake: &Fake) -> Vec<u8> {
     bytes
 }
 
+/// Where the processor goes for each vector (Intel SDM volume 3, 6.14.1).
+fn gates(fake: &Fake, table: u64) -> Vec<u64> {
+    let gate = |vector: u64| {
+        let at = usize::try_from(table + 16 * vector - MAP).unwrap();
+        let [low, high]: [u64; 2] = fake.annex.slice().read_obj(at).unwrap();
+        // Of the kernel's code segment, present, with interrupts off.
+        assert_eq!((low >> 16 & 0xffff, low >> 32 & 0xffff), (0x10, 0x8e00), "{vector}");
+        low & 0xffff | (low >> 48) << 16 | high << 32
+    };
+    (0..32).map(gate).collect()
+}
+
 // A test that leaves its record in the ring makes a call of it that never was; one that leaves its
 // trap stops the guest.
 #[test]
@@ -70,6 +82,16 @@ fn a_site_is_called_alone_and_all_is_as_before() {
         assert_eq!(reached[0], Some(Reached::End), "{name}");
         assert!(matches!(reached[1], Some(Reached::Fault(_))), "{name}");
         assert_eq!(test.reached(start), None, "{name}");
+        if fake.kernel.arch() == Arch::X86_64 {
+            let traps: Vec<_> = test.traps().skip(1).collect();
+            assert_eq!(gates(&fake, test.faults()), traps, "{name}");
+            for at in traps {
+                let mut bytes = vec![0; trap.len()];
+                let at = usize::try_from(at - MAP).unwrap();
+                fake.annex.slice().read_slice(&mut bytes, at).unwrap();
+                assert_eq!(bytes, trap, "{name}: it would go on");
+            }
+        }
         fake.hit(expected(&fake, site), 1);
         attachment.end_self_test(&fake, &fake.kernel, &test, seen()).unwrap();
         assert_eq!(attachment.held(), 0, "{name}");

@@ -462,3 +462,26 @@ fn what_is_not_ours_any_more_is_left_alone() {
     assert!(refused.to_string().contains("try again"), "{refused}");
     assert!(fake.text() == before);
 }
+
+// A tracepoint of which a part is ours is one that the guest cannot change any more: all of it is, or nothing.
+#[test]
+fn a_tracepoint_that_does_not_take_the_patch_is_left_alone() {
+    for name in kernels() {
+        let fake = Fake::new(name);
+        let (mut attachment, program) = watched(&fake);
+        let names = ["sched:sched_switch", "sched:sched_wakeup"];
+        let both = with_probes(&fake, &mut attachment, program, names);
+        let (stuck, at) = (both[0].0.tracepoint, both[0].0.branches[0].code);
+        let before = fake.text();
+        *fake.stuck.borrow_mut() = fake.at(at)..fake.at(at) + 4;
+        let skipped = attachment.hold_tracepoints(&fake, both.into()).unwrap();
+        let expected = PointSkip { tracepoint: stuck, reason: PointReason::ReadBack };
+        assert_eq!(skipped, [expected], "{name}");
+        assert_eq!(attachment.held_tracepoints(), 1, "{name}");
+        *fake.stuck.borrow_mut() = 0..0;
+        assert_eq!(attachment.lend_tracepoints(&fake).unwrap(), (1, true), "{name}");
+        assert!(fake.text() == before, "{name}: something was left behind");
+        // By then it does.
+        assert_eq!(attachment.take_tracepoints_again(&fake).unwrap(), (2, vec![]), "{name}");
+    }
+}

@@ -309,6 +309,14 @@ mod tests {
         assert_eq!(amoadd_d(T4, T5, T6), 0x01ef_beaf);
     }
 
+    // A program that is just in reach and is refused is a function that cannot be traced.
+    #[test]
+    fn split_reaches_as_far_as_instructions_do() {
+        assert_eq!(split(-(1 << 31) - 0x800), Some((0x8_0000, -0x800)));
+        assert_eq!(split((1 << 31) - 0x801), Some((0x7_ffff, 0x7ff)));
+        assert_eq!((split(-(1 << 31) - 0x801), split((1 << 31) - 0x800)), (None, None));
+    }
+
     proptest! {
         #[test]
         fn split_adds_up(distance in -(1_i64 << 31)..(1 << 31) - 0x800) {

@@ -378,6 +378,41 @@ mod tests {
         }
     }
 
+    // A CPU whose block is that of another ring writes its records where another one does, and one that is none of
+    // ours must find no room.
+    #[test]
+    fn cpus_find_their_rings_by_their_numbers() {
+        let layout = Layout::numbered(ADDRESS, 3, 264).unwrap();
+        let Addressing::Array(array) = layout.addressing else { panic!() };
+        let mut bytes = vec![0; usize::try_from(SIZE).unwrap()];
+        let memory = VolatileSlice::from(&mut bytes[..]);
+        let small = memory.subslice(0, memory.len() - 1).unwrap();
+        assert!(layout.install(&small).is_err());
+        layout.install(&memory).unwrap();
+        let word = |at: u64| -> u64 { memory.read_obj(usize::try_from(at).unwrap()).unwrap() };
+        let account = |at: u64| {
+            [front::NEXT, front::ROOM, front::DROPPED, front::STATE].map(|it| word(at + it as u64))
+        };
+        // Where the chunk before all rings is used up, behind which it comes again.
+        let used_up = 1 << 32 | 0x8000_0000 | (RINGS - CHUNK_SIZE as u64);
+        for number in 0..NUMBERS {
+            let ring = layout.rings.get(usize::try_from(number).unwrap());
+            let head = ring.map_or(used_up, |ring| ring.control().head);
+            assert_eq!(word(array - ADDRESS + number * CONTROL_SIZE as u64), head, "{number}");
+        }
+        let again = 1 << 32 | 0x8000_0000 | (RINGS - FRONT_SIZE as u64);
+        assert_eq!(account(RINGS - FRONT_SIZE as u64), [again, 0, 0, 1 << 32]);
+        for (ring, chunk) in
+            layout.rings.iter().flat_map(|it| (0..it.chunks()).map(move |n| (it, n)))
+        {
+            let Front { next, room, dropped, state, .. } = ring.front(chunk);
+            let at = layout.offset(ring) + ring.front_offset(chunk);
+            assert_eq!(account(at), [next, room, dropped, state], "{chunk}");
+        }
+        let controls = layout.controls.iter().map(|control| ADDRESS + control);
+        assert!(controls.eq((0..3).map(|cpu| array + cpu * CONTROL_SIZE as u64)));
+    }
+
     // The kernels' images end anywhere: rings must fit behind each.
     #[test]
     fn rings_fit_wherever_the_annex_begins() {

@@ -192,3 +192,37 @@ pub struct Restored {
     /// Sites (indices) that did not hold our call any more and were left alone.
     pub foreign: Vec<usize>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tracer::Ram;
+    use crate::tracer::guest::Guest;
+    use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+    // Half of a jump, with the other half of somebody else, leads anywhere.
+    #[test]
+    fn an_exit_on_two_pages_is_given_back_as_a_whole() {
+        const BEYOND: u64 = 0x8000;
+        let ranges = [(GuestAddress(0), 0x1000), (GuestAddress(BEYOND), 0x1000)];
+        let ram = Ram(GuestMemoryMmap::from_ranges(&ranges).unwrap());
+        let view = View::ram(&ram, [0, BEYOND]);
+        let first = Edit::new(0xffe, &[1, 2], &[0xe9, 8]).unwrap();
+        let beyond = Edit::new(BEYOND, &[3, 4, 5], &[9, 10, 11]).unwrap();
+        let both = ExitEdit { first, beyond: Some(Box::new(beyond)) };
+        let held = || [view.load(0xffe, 2).unwrap(), view.load(BEYOND, 3).unwrap()];
+        let [was, ours] = [[0x0201, 0x05_0403], [0x08e9, 0x0b_0a09]];
+        both.undo(&view);
+        assert_eq!(held(), was);
+        assert!(both.apply(&view).unwrap() && held() == ours);
+        assert!(both.restore(&view).unwrap() && held() == was);
+        assert!(both.restore(&view).unwrap(), "it is as it was");
+        for (at, byte) in [(0xffe, 0xcc), (BEYOND + 2, 0xcc)] {
+            assert!(both.apply(&view).unwrap());
+            ram.write(at, &[byte]).unwrap();
+            let before = held();
+            assert!(!both.restore(&view).unwrap());
+            assert_eq!(held(), before, "neither is touched");
+        }
+    }
+}
