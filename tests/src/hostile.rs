@@ -140,6 +140,11 @@ impl Guests {
                 told,
                 "{what}: exit code {code:?}, and nobody says why: {exit:?} {notes:?} {err}"
             );
+            // The same command again and again has the same to say.
+            let left_out: Vec<_> =
+                notes.iter().filter(|note| note.contains("left out: ")).collect();
+            let different = left_out.iter().collect::<BTreeSet<_>>().len();
+            assert_eq!(left_out.len(), different, "{what}: {notes:?}");
             let Commands { answered, refused, told, .. } = commands;
             // One that dies at once is over before any is given.
             if err.contains("\nalive") {

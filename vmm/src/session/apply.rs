@@ -257,11 +257,10 @@ impl Controller {
         let skips: Vec<_> = skips.iter().map(skip).collect();
         for Skipped { reason, count, examples } in self.skipped(&skips) {
             let examples = examples.join(", ");
-            let text = format!("{count} exits are not traced: {reason} (such as of {examples})");
             // Each change of what is traced tries them again.
-            if !self.summary.notes.contains(&text) {
-                self.note(text);
-            }
+            self.note_once(format!(
+                "{count} exits are not traced: {reason} (such as of {examples})"
+            ));
         }
     }
 

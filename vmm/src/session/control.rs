@@ -327,7 +327,7 @@ impl Controller {
         let left_out = format!("left out: {left_out}, not named by --returns or --graph at boot");
         done.push_str("; ");
         done.push_str(&left_out);
-        self.note(format!("{what}: {left_out}"));
+        self.note_once(format!("{what}: {left_out}"));
     }
 
     fn remove_tracer(&mut self, machine: &dyn Vm, name: &str) -> Answer {

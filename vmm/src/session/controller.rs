@@ -208,6 +208,13 @@ impl Controller {
         self.notes.keep(&mut self.summary.notes, text);
     }
 
+    /// The same of what may be found again and again, if it was not said yet.
+    pub(super) fn note_once(&mut self, text: String) {
+        if !self.notes.are_full() && !self.summary.notes.contains(&text) {
+            self.note(text);
+        }
+    }
+
     /// What every site has to do, and every exit, if any are to be traced. Made once for each
     /// change of [`Controller::tracing`], after which [`Controller::tracing_changed`] must be
     /// called.

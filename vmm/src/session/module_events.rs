@@ -206,12 +206,4 @@ impl Controller {
             Err(error) => self.note_once(format!("events of modules are not traced: {error}")),
         }
     }
-
-    /// Says what was not said yet.
-    pub(super) fn note_once(&mut self, note: String) {
-        if !self.notes.are_full() && !self.unvalued.contains(&note) {
-            self.note(note.clone());
-            self.unvalued.push(note);
-        }
-    }
 }

@@ -58,7 +58,7 @@ impl Controller {
             let address = address.map_or(0, |site| site.address);
             let (name, start) = self.kernel.symbols().lookup(address).unwrap_or(("code", 0));
             let offset = address.saturating_sub(start);
-            self.note(format!(
+            self.note_once(format!(
                 "{count} places that switch interrupts or preemption are not traced: {reason} (such as \
                  {name}+{offset:#x})"
             ));
