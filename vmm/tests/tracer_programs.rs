@@ -4,7 +4,7 @@ mod fake_guest;
 
 use fake_guest::{Fake, kernels};
 use std::collections::BTreeSet;
-use vmtrace::tracer::Duty;
+use vmtrace::tracer::{Duty, Guest};
 use vmtrace_trampolines::Point;
 
 // As many may come and go as do: they would use up the numbers, or the room in a guest. One to which another
@@ -38,5 +38,31 @@ fn programs_rest_and_are_used_again() {
         assert!((5..12).contains(&targets.len()), "{name}: {}", targets.len());
         assert_eq!(attachment.programs()[usize::from(stays)], Duty::entry(vec![0]), "{name}");
         assert_eq!(attachment.release_all(&fake, &fake.kernel).unwrap().sites, 2);
+    }
+}
+
+// Whoever has changed the place may put our call back there later: its calls would be told as another tracer's.
+#[test]
+fn a_program_of_a_place_that_was_not_found_as_it_was_left_never_rests() {
+    for name in kernels() {
+        let fake = Fake::new(name);
+        let mut attachment = fake.attach();
+        let sites = fake.all()[20..26].to_vec();
+        let mut programs = Vec::new();
+        for (&site, tracer) in sites.iter().zip(0..) {
+            let duty = Duty::entry(vec![tracer]);
+            let program = attachment.program(&fake, &fake.kernel, &duty).unwrap();
+            attachment.enable(&fake, &fake.kernel, &[(site, program)]).unwrap();
+            programs.push(program);
+        }
+        let place = fake.at(fake.kernel.sites()[sites[0]].location);
+        let other: Vec<u8> = fake.bytes(sites[0]).iter().map(|byte| !byte).collect();
+        fake.ram().write(place, &other).unwrap();
+        assert_eq!(attachment.disable(&fake, &sites).unwrap().foreign, [sites[0]], "{name}");
+        attachment.rest_programs(std::iter::empty());
+        attachment.are_taken();
+        let mut numbers =
+            |tracer| attachment.program(&fake, &fake.kernel, &Duty::entry(vec![tracer])).unwrap();
+        assert_eq!([numbers(10), numbers(11)], [programs[1], programs[2]], "{name}");
     }
 }

@@ -120,6 +120,8 @@ enum Command {
     Mark(Mark),
     /// These may write records from now on.
     Targets(Box<Targets>, Sender<bool>),
+    /// Take all that was written before, and say whether that is so.
+    Take(Sender<bool>),
     Exits(Vec<ExitWord>, Sender<()>),
     Module(Arc<Module>),
     Status(Sender<Status>),
@@ -303,6 +305,12 @@ impl Relay {
     pub fn targets(&self, targets: Targets) -> bool {
         // A relay that has failed says so at the next look.
         self.ask(|done| Command::Targets(Box::new(targets), done)).unwrap_or(false)
+    }
+
+    /// Whether all that was written before has been taken.
+    #[must_use]
+    pub fn take_all(&self) -> bool {
+        self.ask(Command::Take).unwrap_or(false)
     }
 
     /// These exits may write records from now on, beside all that the relay was told before.

@@ -9,7 +9,7 @@ use crate::tracer::{RawBatch, RawRecord};
 /// This many of the newest records wait for those that follow: more than the depth to which
 /// programs can interrupt one another between two instructions (tasks, interrupts, NMIs,
 /// exceptions).
-const WAITING: usize = 16;
+pub(super) const WAITING: usize = 16;
 
 /// Records of one vCPU on their way: their times never go back.
 #[derive(Debug, Default)]

@@ -111,6 +111,27 @@ impl Controller {
         attachment: &mut Attachment,
         plan: &Plan,
     ) -> Result<Vec<u16>, TraceError> {
+        let mut programs = self.all_programs(ram, attachment, plan);
+        // Those of tracers that have just gone may do.
+        if let (Err(TraceError::Full(_)), Some(relay)) = (&programs, &self.relay)
+            && relay.take_all()
+        {
+            attachment.are_taken();
+            programs = self.all_programs(ram, attachment, plan);
+        }
+        if programs.is_err() {
+            // Nothing will lead to those that were found.
+            attachment.rest_programs(self.ahead.iter().flat_map(Ahead::programs));
+        }
+        programs
+    }
+
+    fn all_programs(
+        &self,
+        ram: &dyn Guest,
+        attachment: &mut Attachment,
+        plan: &Plan,
+    ) -> Result<Vec<u16>, TraceError> {
         let duties = plan.duties.iter();
         duties.map(|duty| attachment.program(ram, &self.kernel, duty)).collect()
     }

@@ -125,7 +125,7 @@ impl Controller {
         let mut done = done?;
         done.push_str(&waits);
         notes.iter().for_each(|note| done.push_str(&format!("; {note}")));
-        self.tell_left_out(&mut done, &what, left_out);
+        self.tell_left_out(&mut done, &format!("trigger {action} at {spec}"), left_out);
         done.push_str(&self.not_held(id));
         if action == TriggerAction::Start && !self.held_back {
             done.push_str("; tracing goes on until then, since it is not paused");

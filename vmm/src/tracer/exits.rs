@@ -79,21 +79,31 @@ struct Held {
 
 /// All exits that are ours right now, or all others of a kind.
 #[derive(Debug, Default)]
-pub(super) struct HeldExits(Vec<Held>);
+pub(super) struct HeldExits {
+    held: Vec<Held>,
+    /// Programs of those that were not found as they were left: something may still lead there.
+    left: Vec<u16>,
+}
 
 impl HeldExits {
     /// With memory to hold so many.
     pub(super) fn with_room(exits: usize) -> Self {
-        Self(touched(exits, Held { exit: 1, program: 1, edit: Edit::FILLER.into() }))
+        let held = touched(exits, Held { exit: 1, program: 1, edit: Edit::FILLER.into() });
+        Self { held, left: Vec::new() }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.0.len()
+        self.held.len()
     }
 
     /// Indices with the program of each.
     pub(super) fn with_programs(&self) -> impl Iterator<Item = (usize, u16)> + Clone {
-        self.0.iter().map(|held| (held.exit, held.program))
+        self.held.iter().map(|held| (held.exit, held.program))
+    }
+
+    /// The programs to which something leads, or may.
+    pub(super) fn programs(&self) -> impl Iterator<Item = u16> {
+        self.held.iter().map(|held| held.program).chain(self.left.iter().copied())
     }
 
     /// Lets exits go through the programs beside them, by what `edit` (of an index and a program)
@@ -107,9 +117,9 @@ impl HeldExits {
         wanted: &[(usize, u16)],
         edit: impl Fn(usize, u16) -> Option<Result<ExitEdit, SkipReason>>,
     ) -> Result<Vec<(usize, SkipReason)>, GuestError> {
-        let before = self.0.len();
+        let before = self.held.len();
         let mut skipped = Vec::new();
-        self.0.reserve(wanted.len());
+        self.held.reserve(wanted.len());
         for &(index, program) in wanted {
             let Some(edit) = edit(index, program) else { continue };
             let held = edit.map(|edit| Held { exit: index, program, edit });
@@ -117,11 +127,11 @@ impl HeldExits {
                 Err(reason) => reason,
                 Ok(held) => {
                     let applied = held.edit.apply(view);
-                    self.0.push(held);
+                    self.held.push(held);
                     match applied {
                         Ok(true) => continue,
                         Ok(false) => {
-                            self.undo_from(view, self.0.len() - 1);
+                            self.undo_from(view, self.held.len() - 1);
                             SkipReason::ReadBack
                         }
                         Err(error) => {
@@ -137,7 +147,7 @@ impl HeldExits {
     }
 
     fn undo_from(&mut self, view: &View<'_>, count: usize) {
-        for held in self.0.drain(count..).rev() {
+        for held in self.held.drain(count..).rev() {
             held.edit.undo(view);
         }
     }
@@ -153,14 +163,21 @@ impl HeldExits {
     ) -> Result<Restored, GuestError> {
         let mut restored = Restored::default();
         let mut failed = Ok(());
-        self.0.retain(|held| {
+        let left = &mut self.left;
+        self.held.retain(|held| {
             if !wanted(held.exit) {
                 return true;
             }
             match held.edit.restore(view) {
                 Ok(true) => restored.sites += 1,
-                Ok(false) => restored.foreign.push(held.exit),
-                Err(error) => failed = Err(error),
+                Ok(false) => {
+                    restored.foreign.push(held.exit);
+                    left.push(held.program);
+                }
+                Err(error) => {
+                    failed = Err(error);
+                    left.push(held.program);
+                }
             }
             false
         });

@@ -51,6 +51,8 @@ pub struct Patcher {
     /// Sites are shared with the guest, and not refused to it.
     shares: bool,
     freed: bool,
+    /// Programs of those that were not found as they were left: something may still lead there.
+    left: Vec<u16>,
 }
 
 /// Sites that are the guest's for a while, with what each had: a program, or a trap.
@@ -141,6 +143,11 @@ impl Patcher {
     /// The same with what each has.
     pub(super) fn sites_with_programs(&self) -> impl Iterator<Item = (usize, u16)> + Clone {
         self.held.iter().filter_map(|held| Some((held.site, held.program?)))
+    }
+
+    /// The programs to which something leads, or may.
+    pub(super) fn programs(&self) -> impl Iterator<Item = u16> {
+        self.held.iter().filter_map(|held| held.program).chain(self.left.iter().copied())
     }
 
     /// Lets sites (indices into `kernel.sites()`) do what the hook beside each says. All
@@ -379,7 +386,7 @@ impl Patcher {
         let mut restored = Restored::default();
         let mut failed = Ok(());
         let mut kept = 0;
-        let all = &mut self.edits;
+        let (all, left) = (&mut self.edits, &mut self.left);
         self.held.retain_mut(|held| {
             if !wanted(held) {
                 if held.first_edit != kept {
@@ -391,9 +398,15 @@ impl Patcher {
             }
             match held.restore(view, all) {
                 Ok(true) => restored.sites += 1,
-                Ok(false) => restored.foreign.push(held.site),
+                Ok(false) => {
+                    restored.foreign.push(held.site);
+                    left.extend(held.program);
+                }
                 // The others are given back all the same.
-                Err(error) => failed = Err(error),
+                Err(error) => {
+                    failed = Err(error);
+                    left.extend(held.program);
+                }
             }
             false
         });

@@ -310,8 +310,8 @@ impl Attachment {
 
     /// What is traced has changed: programs to which nothing leads by now, and that are not among the `planned`, rest.
     pub fn rest_programs(&mut self, planned: impl Iterator<Item = u16>) {
-        let held = self.sites().chain(self.exits()).chain(self.switches());
-        let used = held.map(|(_, program)| program).chain(self.points.programs());
+        let exits = self.exits.programs().chain(self.switches.programs());
+        let used = self.patcher.programs().chain(exits).chain(self.points.programs());
         let used: Vec<u16> = used.chain(planned).collect();
         self.programs.rest(used.into_iter());
     }

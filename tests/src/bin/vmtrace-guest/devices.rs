@@ -44,7 +44,7 @@ const WRITE: u64 = 2;
 const ENTROPY: u32 = 4;
 pub(crate) const PAGE: usize = 4096;
 /// How long a device may take for one request.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A device's registers.
 pub(crate) struct Device(&'static [AtomicU32]);

@@ -97,7 +97,11 @@ impl Attachment {
             if before.get(&tracepoint) != self.points.wanted.get(&tracepoint)
                 && let Some(edits) = self.points.held.remove(&tracepoint)
             {
-                restore(&edits, &view)?;
+                let restored = restore(&edits, &view);
+                if !matches!(restored, Ok(true)) {
+                    self.points.left.extend(before.get(&tracepoint).map(|&(_, program)| program));
+                }
+                restored?;
             }
         }
         self.take_tracepoints(guest)

@@ -29,6 +29,8 @@ pub(in crate::tracer) struct Points {
     /// By link address, with the number of the program of each.
     pub(super) wanted: BTreeMap<u64, (Hooks, u16)>,
     pub(super) held: BTreeMap<u64, Vec<Edit>>,
+    /// Programs of those that were not found as they were left: something may still lead there.
+    pub(super) left: Vec<u16>,
     /// Static keys that tracepoints have in common, which jump on our account: by the first branch of each.
     pub(super) keys: BTreeMap<u64, Vec<Edit>>,
     /// Run-time addresses of probes, and of what their programs return to, by tracepoint and
@@ -47,9 +49,9 @@ pub(super) fn restore(edits: &[Edit], view: &View<'_>) -> Result<bool, GuestErro
 }
 
 impl Points {
-    /// Those that are called, or will be.
+    /// Programs that are called, or will be, or may be.
     pub(in crate::tracer) fn programs(&self) -> impl Iterator<Item = u16> {
-        self.wanted.values().map(|&(_, program)| program)
+        self.wanted.values().map(|&(_, program)| program).chain(self.left.iter().copied())
     }
 
     /// Gives all back for good; whether all was as it was left.
