@@ -312,8 +312,7 @@ impl Attachment {
     pub fn rest_programs(&mut self, planned: impl Iterator<Item = u16>) {
         let exits = self.exits.programs().chain(self.switches.programs());
         let used = self.patcher.programs().chain(exits).chain(self.points.programs());
-        let used: Vec<u16> = used.chain(planned).collect();
-        self.programs.rest(used.into_iter());
+        self.programs.rest(used.chain(planned));
     }
 
     /// Lets programs that rest become somebody else's: the rings have nothing any more of what was written before

@@ -32,8 +32,10 @@ pub(in crate::tracer) struct Programs {
     first: HashMap<Duty, u16>,
     /// Those of the same code: by what that does, under number 0, and where it goes on.
     alike: HashMap<Alike, Vec<u16>>,
-    /// By number: to which each goes on, and whether it rests.
-    states: Vec<(Option<u16>, State)>,
+    /// By number: to which each goes on.
+    next: Vec<Option<u16>>,
+    /// By number: whether each rests.
+    states: Vec<State>,
     /// How often they were looked at to see which rest.
     looks: u64,
 }
@@ -121,7 +123,8 @@ impl Programs {
         whole.parts.extend(more.into_iter().flat_map(|more| more.parts.iter().cloned()));
         put(&mut self.whole, number, whole);
         put(&mut self.duties, number, key.0.clone());
-        put(&mut self.states, number, (next, State::Used));
+        put(&mut self.next, number, next);
+        put(&mut self.states, number, State::Used);
         self.single.insert(key, number);
         Ok(number)
     }
@@ -158,9 +161,8 @@ impl Programs {
         let mut gone = HashSet::from([number]);
         loop {
             let before = gone.len();
-            let all = (0..).zip(&self.states);
-            let leading =
-                all.filter(|(_, (next, _))| next.is_some_and(|next| gone.contains(&next)));
+            let all = (0..).zip(&self.next);
+            let leading = all.filter(|(_, next)| next.is_some_and(|next| gone.contains(&next)));
             let leading: Vec<u16> = leading.map(|(number, _)| number).collect();
             gone.extend(leading);
             if gone.len() == before {
@@ -173,15 +175,15 @@ impl Programs {
     }
 
     fn state(&self, number: u16) -> Option<State> {
-        self.states.get(usize::from(number)).map(|&(_, state)| state)
+        self.states.get(usize::from(number)).copied()
     }
 
     /// Something will lead to this one, and so to all to which it goes on.
     fn use_from(&mut self, number: u16) {
-        let mut next = Some(number);
-        while let Some((on, state)) = next.and_then(|next| self.states.get_mut(usize::from(next))) {
-            *state = State::Used;
-            next = *on;
+        for number in chain(&self.next, number) {
+            if let Some(state) = self.states.get_mut(usize::from(number)) {
+                *state = State::Used;
+            }
         }
     }
 
@@ -190,15 +192,13 @@ impl Programs {
         self.looks += 1;
         let mut rests = vec![true; self.states.len()];
         for number in used {
-            let mut next = Some(number);
-            while let Some(number) = next
-                && let Some(rests) = rests.get_mut(usize::from(number)).filter(|rests| **rests)
-            {
+            for number in chain(&self.next, number) {
+                let rests = rests.get_mut(usize::from(number)).filter(|rests| **rests);
+                let Some(rests) = rests else { break };
                 *rests = false;
-                next = self.states.get(usize::from(number)).and_then(|&(next, _)| next);
             }
         }
-        for ((_, state), rests) in self.states.iter_mut().zip(rests) {
+        for (state, rests) in self.states.iter_mut().zip(rests) {
             match (rests, *state) {
                 (false, _) => *state = State::Used,
                 (true, State::Used) => *state = State::Rests { since: self.looks, taken: false },
@@ -209,7 +209,7 @@ impl Programs {
 
     /// The rings have nothing any more of what was written before those that rest came to rest.
     pub(in crate::tracer) fn are_taken(&mut self) {
-        for (_, state) in &mut self.states {
+        for state in &mut self.states {
             if let State::Rests { taken, .. } = state {
                 *taken = true;
             }
@@ -223,6 +223,11 @@ impl Programs {
     pub(in crate::tracer) fn all(&self) -> &[Duty] {
         &self.duties
     }
+}
+
+/// A program, and all to which it goes on, one after another.
+fn chain(next: &[Option<u16>], number: u16) -> impl Iterator<Item = u16> {
+    std::iter::successors(Some(number), |&number| next.get(usize::from(number)).copied().flatten())
 }
 
 /// Puts what belongs to a number in its place, or behind all others.
@@ -441,7 +446,7 @@ mod tests {
         // It would have one of its parts told for tracer 0, and go on to what tells for another.
         let (first, _) = number(&mut programs, &both(1, 0));
         assert_eq!(programs.whole()[usize::from(first)].parts.len(), 2);
-        let next = programs.states[usize::from(first)].0.unwrap();
+        let next = programs.next[usize::from(first)].unwrap();
         assert_eq!(programs.all()[usize::from(next)], plain(0));
     }
 
