@@ -257,10 +257,8 @@ impl RingReader {
     /// record that is reserved later is later than this.
     #[must_use]
     pub fn is_empty(&mut self) -> bool {
-        let shared = Arc::clone(&self.memory);
-        let head = self.head(&shared.slice());
         // The next chunk may not be opened yet, or be opened without a record.
-        head.is_none_or(|head| head == self.tail)
+        self.position().is_none_or(|head| head == self.tail)
     }
 
     /// Where the next record will be reserved; `None` where none will be taken.
