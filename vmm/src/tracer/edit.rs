@@ -193,6 +193,25 @@ pub struct Restored {
     pub foreign: Vec<usize>,
 }
 
+impl Restored {
+    /// Adds a place that was given back to `all`, unless one failed; whether this one is as it was before.
+    #[inline]
+    pub(super) fn add(
+        all: &mut Result<Self, GuestError>,
+        place: usize,
+        given_back: Result<bool, GuestError>,
+    ) -> bool {
+        let whole = matches!(given_back, Ok(true));
+        match (given_back, &mut *all) {
+            (Ok(true), Ok(all)) => all.sites += 1,
+            (Ok(false), Ok(all)) => all.foreign.push(place),
+            (Ok(_), Err(_)) => {}
+            (Err(error), _) => *all = Err(error),
+        }
+        whole
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

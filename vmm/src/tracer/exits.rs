@@ -161,26 +161,17 @@ impl HeldExits {
         view: &View<'_>,
         mut wanted: impl FnMut(usize) -> bool,
     ) -> Result<Restored, GuestError> {
-        let mut restored = Restored::default();
-        let mut failed = Ok(());
+        let mut restored = Ok(Restored::default());
         let left = &mut self.left;
         self.held.retain(|held| {
             if !wanted(held.exit) {
                 return true;
             }
-            match held.edit.restore(view) {
-                Ok(true) => restored.sites += 1,
-                Ok(false) => {
-                    restored.foreign.push(held.exit);
-                    left.push(held.program);
-                }
-                Err(error) => {
-                    failed = Err(error);
-                    left.push(held.program);
-                }
+            if !Restored::add(&mut restored, held.exit, held.edit.restore(view)) {
+                left.push(held.program);
             }
             false
         });
-        failed.map(|()| restored)
+        restored
     }
 }

@@ -383,8 +383,7 @@ impl Patcher {
         view: &View<'_>,
         mut wanted: impl FnMut(&Held) -> bool,
     ) -> Result<Restored, GuestError> {
-        let mut restored = Restored::default();
-        let mut failed = Ok(());
+        let mut restored = Ok(Restored::default());
         let mut kept = 0;
         let (all, left) = (&mut self.edits, &mut self.left);
         self.held.retain_mut(|held| {
@@ -396,22 +395,14 @@ impl Patcher {
                 kept += usize::from(held.edits);
                 return true;
             }
-            match held.restore(view, all) {
-                Ok(true) => restored.sites += 1,
-                Ok(false) => {
-                    restored.foreign.push(held.site);
-                    left.extend(held.program);
-                }
-                // The others are given back all the same.
-                Err(error) => {
-                    failed = Err(error);
-                    left.extend(held.program);
-                }
+            // When one fails the others are given back all the same.
+            if !Restored::add(&mut restored, held.site, held.restore(view, all)) {
+                left.extend(held.program);
             }
             false
         });
         all.truncate(kept);
-        failed.map(|()| restored)
+        restored
     }
 }
 
