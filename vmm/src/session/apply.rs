@@ -121,9 +121,14 @@ impl Controller {
         }
         if programs.is_err() {
             // Nothing will lead to those that were found.
-            attachment.rest_programs(self.ahead.iter().flat_map(Ahead::programs));
+            self.rest_programs(attachment);
         }
         programs
+    }
+
+    /// Lets programs rest to which nothing leads, nor will when exits can be held.
+    fn rest_programs(&self, attachment: &mut Attachment) {
+        attachment.rest_programs(self.ahead.iter().flat_map(Ahead::programs));
     }
 
     fn all_programs(
@@ -260,7 +265,7 @@ impl Controller {
         };
         let left = attachment.disable(ram, &leave);
         let report = left.and_then(|_| attachment.enable(ram, &self.kernel, &take));
-        attachment.rest_programs(self.ahead.iter().flat_map(Ahead::programs));
+        self.rest_programs(attachment);
         self.count(attachment);
         if let Ok(report) = &report {
             self.summary.sites.skipped = self.skipped(&report.skipped);
