@@ -27,7 +27,7 @@ use crate::tracer::{
     Attachment, Counters, ExitPlan, GuestError, Image, Keeper, ModuleFunction, Room,
 };
 use rustc_hash::FxHashMap;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -104,7 +104,7 @@ pub(super) struct Controller {
     /// Sites of functions of modules of which not all ends can be seen.
     pub(super) unseen: BTreeMap<Missing, BTreeSet<usize>>,
     /// Tracers of which it was said that they miss something of modules, and what else was said of them.
-    pub(super) unvalued: Vec<String>,
+    pub(super) told_of_modules: HashSet<String>,
     /// Notes that were left out.
     pub(super) notes: Notes,
     /// What modules that are loaded have of tracepoints, by the addresses of their `struct module`.
@@ -177,7 +177,7 @@ impl Controller {
             functions: FxHashMap::default(),
             module_exits: Vec::new(),
             unseen: BTreeMap::new(),
-            unvalued: Vec::new(),
+            told_of_modules: HashSet::new(),
             notes: Notes::default(),
             module_points: BTreeMap::new(),
             deadline,

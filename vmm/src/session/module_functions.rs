@@ -107,13 +107,10 @@ impl Controller {
         }
         // What one lacks others lack, too: what the first module lacks is told.
         let key = |tracer: &str| format!("values of {tracer}");
-        let known: Vec<String> = notes.iter().map(|(tracer, _)| key(tracer)).collect();
-        notes.retain(|(tracer, _)| !self.unvalued.contains(&key(tracer)));
-        notes.into_iter().for_each(|(tracer, note)| self.note(format!("{tracer}: {note}")));
-        for key in known {
-            if !self.unvalued.contains(&key) {
-                self.unvalued.push(key);
-            }
+        notes.retain(|(tracer, _)| !self.told_of_modules.contains(&key(tracer)));
+        for (tracer, note) in notes {
+            self.told_of_modules.insert(key(&tracer));
+            self.note(format!("{tracer}: {note}"));
         }
         all
     }

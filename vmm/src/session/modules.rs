@@ -327,20 +327,17 @@ impl Controller {
                 Err(_) if !loaded.sites.iter().any(|&site| graphed(site)) => {}
                 // What one lacks others lack, too.
                 Err(why) => {
-                    let key = format!("returns: {why}");
-                    if !self.unvalued.contains(&key) {
+                    if self.told_of_modules.insert(format!("returns: {why}")) {
                         self.note(format!(
                             "returns of functions of modules (such as those of {module}) are not \
                              seen: {why}"
                         ));
-                        self.unvalued.push(key);
                     }
                 }
             }
             let text = format!("exits of functions of module {module} have no place");
-            if loaded.unplaced() > 0 && !self.unvalued.contains(&text) {
+            if loaded.unplaced() > 0 && self.told_of_modules.insert(text.clone()) {
                 self.note(format!("{} {text}", loaded.unplaced()));
-                self.unvalued.push(text);
             }
         }
     }
