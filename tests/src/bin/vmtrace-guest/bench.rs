@@ -62,7 +62,7 @@ impl Meter {
 
     /// By so many at once: few enough that the relay, which has the same CPU, does not come in
     /// between in most cases.
-    fn per_of(&self, call: fn(), count: u32) -> f64 {
+    pub(crate) fn per_of(&self, call: fn(), count: u32) -> f64 {
         let calls = || (0..count).for_each(|_| call());
         median(calls) / f64::from(count) / self.instruction
     }
