@@ -28,6 +28,7 @@ mod near;
 mod pages;
 pub mod preemptirq;
 mod read;
+mod riscv64;
 mod select;
 mod sites;
 mod space;

@@ -4,8 +4,8 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::Value;
-use crate::epilogues::Instruction;
 use crate::read::{u16_at, u32_at};
+use crate::riscv64::decode::Instruction;
 
 const TP: u8 = 4;
 

@@ -6,27 +6,22 @@
 //! switched on and off. The image alone determines which instructions are replaced (`windows`),
 //! what jumps where (`targets`, `tables`), and what is written (`plan`, `patch`).
 
-mod decode;
-mod encode;
 mod module;
 pub(super) mod patch;
 mod plan;
-mod tables;
 mod targets;
-mod text;
 mod windows;
 
-pub(super) use decode::Instruction;
 pub(super) use module::find as of_module;
 pub use patch::{Displaced, Epilogue, Jump, LINK, PlannedExit, Step, slot};
 
 use std::fmt;
 
 use crate::read::index;
+use crate::riscv64::text::Text;
 use crate::{Arch, Kernel, KernelError, SiteSection};
 use plan::Planner;
 use targets::Targets;
-use text::Text;
 use windows::Windows;
 
 /// The exits of all traced functions.

@@ -6,11 +6,11 @@
 
 use super::plan::Planner;
 use super::targets::Targets;
-use super::text::Text;
 use super::windows::Windows;
 use crate::exits::module::{ModuleExits, ModuleRewrite, ModuleText};
 use crate::exits::{After, Exit, ExitKind};
 use crate::read::index;
+use crate::riscv64::text::Text;
 
 /// What to rewrite for the functions that are asked for. `entry` reads the tables of jumps.
 ///
@@ -80,9 +80,9 @@ fn add(found: &mut ModuleExits, module: &ModuleText, text: &Text<'_>, targets: &
 
 #[cfg(test)]
 mod tests {
-    use super::super::decode::{Instruction, Kind};
     use super::*;
     use crate::exits::module::ModulePiece;
+    use crate::riscv64::decode::{Instruction, Kind};
     use proptest::prelude::*;
     use std::collections::BTreeSet;
     use std::ops::Range;

@@ -1,9 +1,9 @@
 //! Makes what is written for an exit: the jumps in its window and landings, and its stub.
 
-use super::decode::{Condition, Instruction, Kind, T1};
-use super::encode::{self, distance};
 use crate::Kernel;
 use crate::read::{index, wide};
+use crate::riscv64::decode::{Condition, Instruction, Kind, T1};
+use crate::riscv64::encode::{self, distance};
 
 /// The register that the call in a stub links: `t1`, whichever the window was left by. All
 /// displaced instructions have run by then, and none of `t0` to `t6` is alive at a return.

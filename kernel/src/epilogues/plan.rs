@@ -8,10 +8,10 @@
 
 use std::collections::BTreeSet;
 
-use super::encode::{self, distance};
 use super::patch::{Displaced, Epilogue, Jump, PlannedExit, Step};
 use super::windows::{Exit, FAR, NEAR, Windows};
 use super::{LeftOut, Missing, Plan};
+use crate::riscv64::encode::{self, distance};
 
 /// How far a jump of two bytes reaches.
 const SHORT_REACH: u64 = 2048;

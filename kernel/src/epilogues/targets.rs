@@ -7,11 +7,12 @@
 use std::ops::Range;
 
 use super::Missing;
-use super::decode::{Instruction, Kind, RA};
-use super::tables::{self, Alternative};
-use super::text::{Places, Text};
 use crate::exits::module::ModuleText;
+use crate::preemptirq::Switches;
 use crate::read::{array_at, i32_at, index};
+use crate::riscv64::decode::{Instruction, Kind, RA};
+use crate::riscv64::tables::{self, Alternative};
+use crate::riscv64::text::{Places, Text};
 use crate::{Kernel, sites};
 
 pub(super) struct Targets {
@@ -149,6 +150,11 @@ impl Targets {
         for site in kernel.sites() {
             self.barred.insert_all(site.location..site.entry.saturating_add(8));
             self.places.insert(site.entry);
+        }
+        // They may be replaced themselves, at any time.
+        for site in kernel.switches().map(Switches::all).unwrap_or_default() {
+            let end = site.address.saturating_add(site.kind.size().into());
+            self.barred.insert_all(site.address..end);
         }
         Ok(())
     }

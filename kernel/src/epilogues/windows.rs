@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use super::decode::{Instruction, Kind};
 use super::targets::Targets;
-use super::text::Text;
 use super::{LeftOut, Missing};
 use crate::read::{index, wide};
+use crate::riscv64::decode::{Instruction, Kind};
+use crate::riscv64::text::Text;
 use crate::{Kernel, SiteSection};
 
 /// `t1` to `t6`. Not `t0` and `ra`: processors take a jump by them for a return.

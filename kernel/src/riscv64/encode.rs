@@ -3,11 +3,11 @@
 use super::decode::{Condition, RA};
 
 /// `nop` in four bytes.
-pub(super) const NOP: u32 = 0x0000_0013;
+pub(crate) const NOP: u32 = 0x0000_0013;
 /// `nop` in two bytes.
-pub(super) const SHORT_NOP: u16 = 0x0001;
+pub(crate) const SHORT_NOP: u16 = 0x0001;
 /// `ret` in four bytes.
-pub(super) const RET: u32 = jalr(0, RA, 0);
+pub(crate) const RET: u32 = jalr(0, RA, 0);
 
 const fn bits(value: i64, start: u32, width: u32) -> u32 {
     #[allow(clippy::cast_possible_truncation, reason = "cut to the width")]
@@ -22,24 +22,24 @@ const fn fits(distance: i64, bits: u32) -> bool {
 }
 
 /// From one address to another, the short way around.
-pub(super) const fn distance(from: u64, to: u64) -> i64 {
+pub(crate) const fn distance(from: u64, to: u64) -> i64 {
     to.wrapping_sub(from).cast_signed()
 }
 
-pub(super) const fn auipc(rd: u8, upper: u32) -> u32 {
+pub(crate) const fn auipc(rd: u8, upper: u32) -> u32 {
     0x17 | (rd as u32) << 7 | upper << 12
 }
 
-pub(super) const fn addi(rd: u8, rs: u8, immediate: i64) -> u32 {
+pub(crate) const fn addi(rd: u8, rs: u8, immediate: i64) -> u32 {
     0x13 | (rd as u32) << 7 | (rs as u32) << 15 | bits(immediate, 0, 12) << 20
 }
 
-pub(super) const fn jalr(rd: u8, base: u8, immediate: i64) -> u32 {
+pub(crate) const fn jalr(rd: u8, base: u8, immediate: i64) -> u32 {
     0x67 | (rd as u32) << 7 | (base as u32) << 15 | bits(immediate, 0, 12) << 20
 }
 
 /// `jal rd, . + distance`; none beyond 1 MiB.
-pub(super) fn jal(rd: u8, distance: i64) -> Option<u32> {
+pub(crate) fn jal(rd: u8, distance: i64) -> Option<u32> {
     fits(distance, 21).then(|| {
         0x6f | u32::from(rd) << 7
             | bits(distance, 12, 8) << 12
@@ -50,7 +50,7 @@ pub(super) fn jal(rd: u8, distance: i64) -> Option<u32> {
 }
 
 /// `c.j . + distance`; none beyond 2 KiB.
-pub(super) fn short_jump(distance: i64) -> Option<u16> {
+pub(crate) fn short_jump(distance: i64) -> Option<u16> {
     let word = 0xa001
         | bits(distance, 11, 1) << 12
         | bits(distance, 4, 1) << 11
@@ -64,7 +64,7 @@ pub(super) fn short_jump(distance: i64) -> Option<u16> {
 }
 
 /// A branch over the next eight bytes.
-pub(super) fn branch_over_two(condition: Condition) -> u32 {
+pub(crate) fn branch_over_two(condition: Condition) -> u32 {
     const DISTANCE: i64 = 12;
     0x63 | bits(DISTANCE, 11, 1) << 7
         | bits(DISTANCE, 1, 4) << 8
@@ -77,7 +77,7 @@ pub(super) fn branch_over_two(condition: Condition) -> u32 {
 
 /// `auipc rd` and the immediate of the next instruction that add up to `to` when they stand at
 /// `from`; none beyond 2 GiB.
-pub(super) fn address(rd: u8, from: u64, to: u64) -> Option<(u32, i64)> {
+pub(crate) fn address(rd: u8, from: u64, to: u64) -> Option<(u32, i64)> {
     let distance = distance(from, to);
     let upper = distance.checked_add(0x800)? >> 12;
     let reach = -(1 << 19)..1 << 19;
@@ -85,13 +85,13 @@ pub(super) fn address(rd: u8, from: u64, to: u64) -> Option<(u32, i64)> {
 }
 
 /// `auipc rd; addi rd`: loads an address.
-pub(super) fn load_address(rd: u8, from: u64, to: u64) -> Option<[u8; 8]> {
+pub(crate) fn load_address(rd: u8, from: u64, to: u64) -> Option<[u8; 8]> {
     let (first, low) = address(rd, from, to)?;
     Some(pair(first, addi(rd, rd, low)))
 }
 
 /// `auipc through; jr through`
-pub(super) fn far_jump(through: u8, from: u64, to: u64) -> Option<[u8; 8]> {
+pub(crate) fn far_jump(through: u8, from: u64, to: u64) -> Option<[u8; 8]> {
     let (first, low) = address(through, from, to)?;
     Some(pair(first, jalr(0, through, low)))
 }

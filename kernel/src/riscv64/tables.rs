@@ -7,19 +7,19 @@ use crate::Kernel;
 use crate::read::{i32_at, index, u16_at};
 
 /// Code that the kernel replaces when it starts, where the processor has an extension or a flaw.
-pub(super) struct Alternative {
-    pub(super) old: Range<u64>,
-    pub(super) new: Range<u64>,
+pub(crate) struct Alternative {
+    pub(crate) old: Range<u64>,
+    pub(crate) new: Range<u64>,
 }
 
 /// An instruction, and where the kernel may go on instead.
-pub(super) struct Detour {
-    pub(super) from: u64,
-    pub(super) to: u64,
+pub(crate) struct Detour {
+    pub(crate) from: u64,
+    pub(crate) to: u64,
 }
 
 /// `.alternative`; empty in a kernel without.
-pub(super) fn alternatives(kernel: &Kernel) -> Result<Vec<Alternative>, &'static str> {
+pub(crate) fn alternatives(kernel: &Kernel) -> Result<Vec<Alternative>, &'static str> {
     const UNKNOWN: &str = "its table of alternatives has a layout that is not known";
     /// Of all code that is replaced, in bytes: a hundred times what kernels have.
     const MOST: u64 = 16 << 20;
@@ -37,7 +37,7 @@ pub(super) fn alternatives(kernel: &Kernel) -> Result<Vec<Alternative>, &'static
 }
 
 /// `__jump_table`; empty in a kernel without.
-pub(super) fn jump_labels(kernel: &Kernel) -> Result<Vec<Detour>, &'static str> {
+pub(crate) fn jump_labels(kernel: &Kernel) -> Result<Vec<Detour>, &'static str> {
     const UNKNOWN: &str = "its table of jump labels has a layout that is not known";
     let names = ("__start___jump_table", "__stop___jump_table");
     let entries = entries::<16>(kernel, names.0, names.1, UNKNOWN)?;
@@ -48,7 +48,7 @@ pub(super) fn jump_labels(kernel: &Kernel) -> Result<Vec<Detour>, &'static str> 
 }
 
 /// `__ex_table`: what may fault, and where it goes on then. Every kernel has it.
-pub(super) fn exceptions(kernel: &Kernel) -> Result<Vec<Detour>, &'static str> {
+pub(crate) fn exceptions(kernel: &Kernel) -> Result<Vec<Detour>, &'static str> {
     const UNKNOWN: &str = "its table of exceptions has a layout that is not known";
     let names = ("__start___ex_table", "__stop___ex_table");
     kernel.symbols().address(names.0).ok_or("its symbols do not say where its tables are")?;
