@@ -2,10 +2,10 @@
 //! preemption. Their versions change, so the tests check rules and lower bounds, not the numbers of
 //! one build.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use vmtrace_kernel::preemptirq::{Switch, SwitchKind, SwitchSite};
+use vmtrace_kernel::preemptirq::{Replaced, Switch, SwitchKind, SwitchSite, Told};
 use vmtrace_kernel::{Kernel, KernelError};
 
 fn open(name: &str) -> Kernel {
@@ -26,7 +26,8 @@ fn each(check: impl Fn(&str, &Kernel, &[SwitchSite])) {
         }
         // Nothing in these kernels shares bytes with anything else.
         // But for changes of the count by a register, which are in few functions.
-        let unusable = switches.unusable();
+        assert_eq!(switches.unusable(Switch::IrqEnable), [], "{name}");
+        let unusable = switches.unusable(Switch::PreemptEnable);
         assert!(unusable.len() <= 200, "{name}: {unusable:x?}");
         let loads =
             |&at: &u64| kernel.bytes(at, 3).is_some_and(|it| it[0] & 0xf8 == 0x48 && it[1] == 0xc7);
@@ -86,6 +87,7 @@ fn they_are_in_code_that_stays_and_is_as_it_must_be() {
                     (bytes[0] == 0xe9, Some(to) == kernel.symbols().address("error_return"))
                 }
                 SwitchKind::Return => (bytes[0] == 0xe9, false),
+                SwitchKind::Replaced(..) => (false, false),
                 SwitchKind::Count(1) => (bytes[..3] == [0x65, 0xff, 0x05], false),
                 SwitchKind::Count(-1) => (bytes[..3] == [0x65, 0xff, 0x0d], false),
                 SwitchKind::Count(add) => {
@@ -122,8 +124,116 @@ fn well_known_functions_have_them() {
     });
 }
 
+fn each_riscv64(check: impl Fn(&str, &Kernel, &[(u64, Replaced, Option<u64>)])) {
+    for name in ["riscv64-6.12", "riscv64-7"] {
+        let kernel = open(name);
+        let switches = kernel.switches().unwrap_or_else(|error| panic!("{name}: {error}"));
+        for switch in [Switch::IrqDisable, Switch::IrqEnable] {
+            switches.check(switch).unwrap_or_else(|error| panic!("{name} {switch}: {error}"));
+        }
+        let site = |site: &SwitchSite| match site.kind {
+            SwitchKind::Replaced(replaced, landing) => (site.address, replaced, landing),
+            other => panic!("{name}: {other:?}"),
+        };
+        let list: Vec<_> = switches.all().iter().map(site).collect();
+        // Where registers hold something, no landing is near, or what is stored is not known.
+        let unusable = |switch| switches.unusable(switch).len();
+        let unusable = unusable(Switch::IrqDisable) + unusable(Switch::PreemptDisable);
+        println!("{name}: {} places, {unusable} unusable", list.len());
+        assert!(unusable * 50 < list.len(), "{name}: {unusable} of {}", list.len());
+        check(name, &kernel, &list);
+    }
+}
+
+// A kernel that does not count preemptions says nothing of them, and one that does tells all kinds.
 #[test]
-fn other_kernels_say_why_not() {
-    let error = open("riscv64-6.12").switches().unwrap_err();
-    assert!(matches!(error, KernelError::NoSwitches(why) if why.contains("riscv64")), "{error}");
+fn riscv64_kernels_switch_interrupts_and_count_preemptions() {
+    each_riscv64(|name, kernel, list| {
+        let count = |wanted: &dyn Fn(Told) -> bool| {
+            list.iter().filter(|(_, replaced, _)| wanted(replaced.told)).count()
+        };
+        let off = count(&|told| told == Told::Off);
+        let on = count(&|told| told == Told::On);
+        let counted = |wanted: i32| {
+            count(&|told| matches!(told, Told::Count { add, .. } if add.signum() == wanted))
+        };
+        let [less, more] = [counted(-1), counted(1)];
+        println!("{name}: off, on, more, less: {:?}", [off, on, more, less]);
+        assert!((1500..9000).contains(&off) && on > off && on < 2 * off, "{name}");
+        assert_eq!(count(&|told| matches!(told, Told::Enter(_))), 1, "{name}");
+        assert_eq!(count(&|told| matches!(told, Told::Leave(_))), 1, "{name}");
+        let preemption = kernel.switches().unwrap().check(Switch::PreemptDisable);
+        if name == "riscv64-7" {
+            assert!(preemption.is_ok(), "{name}: {preemption:?}");
+            assert!((3000..12_000).contains(&more) && less > more && less < 2 * more, "{name}");
+        } else {
+            let error = preemption.unwrap_err();
+            assert!(
+                matches!(error, KernelError::NoSwitches(why) if why.contains("count")),
+                "{name}"
+            );
+        }
+    });
+}
+
+// A register that is read later would be lost, and a landing out of reach would be jumped past.
+#[test]
+fn riscv64_landings_are_free_text_in_reach() {
+    each_riscv64(|name, kernel, list| {
+        let address = |symbol| kernel.symbols().address(symbol).unwrap();
+        let text = address("_stext")..address("_etext");
+        let mut landings = BTreeMap::new();
+        let mut end = 0;
+        for &(at, replaced, landing) in list {
+            let Replaced { word, link, through, kept, .. } = replaced;
+            assert!(at >= end && text.contains(&at), "{name}: {at:#x}");
+            end = at + 4;
+            assert_eq!(kernel.bytes(at, 4), Some(&word.to_le_bytes()[..]), "{name}: {at:#x}");
+            let scratch = [6, 7, 28, 29, 30, 31, 10, 11, 12, 13, 14, 15, 16, 17];
+            assert!(scratch.contains(&link) && scratch.contains(&through), "{name}: {at:#x}");
+            assert_ne!(link, through, "{name}: {at:#x}");
+            assert_eq!(kept & (1 << link | 1 << through), 0, "{name}: {at:#x}");
+            let to = landing.unwrap_or(text.end + (256 << 10));
+            assert!(to.abs_diff(at) < 1 << 20, "{name}: {at:#x} {to:#x}");
+            let Some(landing) = landing else { continue };
+            assert!(text.contains(&landing) && text.contains(&(landing + 8)), "{name}");
+            // Who shares one does the same.
+            assert_eq!(*landings.entry(landing).or_insert(replaced), replaced, "{name}: {at:#x}");
+        }
+        let starts: Vec<u64> = landings.keys().copied().collect();
+        println!("{name}: {} landings", starts.len());
+        assert!(starts.windows(2).all(|two| two[1] >= two[0] + 8), "{name}");
+        // Whoever traces returns writes nothing there, nor where something is switched.
+        let all: Vec<usize> = (0..kernel.sites().len()).collect();
+        for exit in kernel.epilogues().unwrap().plan(&all).exits {
+            for (at, bytes) in exit.original(kernel).unwrap() {
+                let end = at + bytes.len() as u64;
+                let near = landings.range(at.saturating_sub(7)..end).next();
+                assert!(near.is_none(), "{name}: {at:#x}");
+                let after = list.partition_point(|&(site, ..)| site + 4 <= at);
+                let site = list.get(after).map_or(u64::MAX, |&(site, ..)| site);
+                assert!(site >= end, "{name}: {site:#x} is in an epilogue at {at:#x}");
+            }
+        }
+    });
+}
+
+#[test]
+fn well_known_functions_of_riscv64_have_them() {
+    each_riscv64(|name, kernel, list| {
+        let within = |symbol: &str, wanted: &dyn Fn(Told) -> bool| {
+            let start = kernel.symbols().address(symbol).unwrap_or_else(|| panic!("{symbol}"));
+            let end = kernel.symbols().next_after(start).unwrap();
+            list.iter().any(|(at, it, _)| (start..end).contains(at) && wanted(it.told))
+        };
+        assert!(within("_raw_spin_lock_irqsave", &|told| told == Told::Off), "{name}");
+        assert!(within("_raw_spin_unlock_irqrestore", &|told| told == Told::On), "{name}");
+        assert!(within("handle_exception", &|told| matches!(told, Told::Enter(_))), "{name}");
+        assert!(within("ret_from_exception", &|told| matches!(told, Told::Leave(_))), "{name}");
+        assert!(within("do_trap_ecall_u", &|told| told == Told::On), "{name}");
+        let begins = |told| matches!(told, Told::Count { add, .. } if add > 1);
+        assert!(within("irq_enter_rcu", &begins), "{name}");
+        let locks = within("_raw_spin_lock", &|told| matches!(told, Told::Count { add: 1, .. }));
+        assert_eq!(locks, name == "riscv64-7", "{name}");
+    });
 }

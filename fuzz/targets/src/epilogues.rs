@@ -1,13 +1,14 @@
-//! Exits of riscv64 functions: function bodies of arbitrary instructions, and the patches planned
-//! for them.
+//! Exits of riscv64 functions, and where they switch interrupts and preemption: function bodies of
+//! arbitrary instructions, and the patches planned for them.
 
 use crate::input::Input;
 use crate::kernels::synthetic::{Layout, Machine, Options, build};
 use vmtrace::kernel::Kernel;
+use vmtrace::kernel::preemptirq::SwitchKind;
 
 /// How functions really end: `ld ra, 8(sp); addi sp, sp, 16; ret`, compressed and not, a tail
-/// call, branches over each, `auipc` pairs.
-const PIECES: [&[u8]; 12] = [
+/// call, branches over each, `auipc` pairs. How they switch interrupts and count preemptions.
+const PIECES: [&[u8]; 15] = [
     &[0x82, 0x80],
     &[0x67, 0x80, 0, 0],
     &[0xa2, 0x60],
@@ -20,6 +21,9 @@ const PIECES: [&[u8]; 12] = [
     &[0x01, 0xa0],
     &[0x6f, 0, 0x40, 0],
     &[0x97, 0x05, 0, 0, 0x93, 0x85, 0x45, 0],
+    &[0xf3, 0x77, 0x01, 0x10],
+    &[0x73, 0x20, 0x07, 0x10],
+    &[0x83, 0x27, 0x82, 0, 0x85, 0x27, 0x23, 0x24, 0xf2, 0],
 ];
 const STUBS: [u64; 3] = [0xffff_ffff_8400_0000, 0xffff_ffff_8000_4000, 0xffff_ffff_ffff_f000];
 
@@ -39,6 +43,14 @@ pub(crate) fn run(bytes: &[u8]) {
     }
     let options = Options { bodies, functions: 40, ..Options::new(machine, Layout::AfterBase) };
     let Ok(kernel) = Kernel::parse(build(&options).image) else { return };
+    if let Ok(switches) = kernel.switches() {
+        for site in switches.all() {
+            let SwitchKind::Replaced(replaced, landing) = site.kind else { panic!("{site:?}") };
+            assert_eq!(kernel.bytes(site.address, 4), Some(&replaced.word.to_le_bytes()[..]));
+            assert_ne!(replaced.link, replaced.through);
+            assert!(landing.is_none_or(|it| it.abs_diff(site.address) < 1 << 20));
+        }
+    }
     let Ok(epilogues) = kernel.epilogues() else { return };
     let all: Vec<usize> = (0..kernel.sites().len()).collect();
     for site in 0..kernel.sites().len() + 1 {

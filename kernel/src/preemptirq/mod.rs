@@ -2,12 +2,13 @@
 //!
 //! Kernels have tracepoints there (`preemptirq`, include/trace/events/preemptirq.h) only with
 //! `CONFIG_PREEMPTIRQ_TRACEPOINTS`. Without it the instructions themselves are traced: on x86-64
-//! each of them has room for a jump.
+//! each of them has room for a jump, on riscv64 there is such room in reach.
 
 use std::fmt;
 
 use super::{Arch, Kernel, KernelError};
 
+mod riscv64;
 mod x86_64;
 
 /// The change of a CPU's state that an event reports.
@@ -37,6 +38,10 @@ impl Switch {
             Self::PreemptDisable => "preempt_disable",
             Self::PreemptEnable => "preempt_enable",
         }
+    }
+
+    fn is_of_interrupts(self) -> bool {
+        matches!(self, Self::IrqDisable | Self::IrqEnable)
     }
 }
 
@@ -75,6 +80,73 @@ pub enum SwitchKind {
     Return,
     /// Adds this to the count of preemptions: 7 bytes for 1 and -1, 11 for others.
     Count(i32),
+    /// riscv64: what is replaced by a jump, to a landing (link address: room for two instructions,
+    /// which others share) or without one to anywhere within 256 KiB behind the text.
+    Replaced(Replaced, Option<u64>),
+}
+
+/// An instruction of four bytes, which something else executes: a jump to there links `link`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Replaced {
+    /// The instruction.
+    pub word: u32,
+    /// What it switches.
+    pub told: Told,
+    /// A register that nothing reads, from before the instruction on until it is written again: one
+    /// of `t1` to `t6` and `a0` to `a7`.
+    pub link: u8,
+    /// Another one.
+    pub through: u8,
+    /// Those of `t0` to `t6` (a bit each) that may be read behind the instruction.
+    pub kept: u32,
+}
+
+/// What such an instruction switches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Told {
+    /// Interrupts off: `csrrci rd, sstatus, 2`. Told where they were on.
+    Off,
+    /// Interrupts on: `csrsi sstatus, 2`, or `csrs sstatus, rs` where the register says so. Told where
+    /// they were off.
+    On,
+    /// Nothing; a trap has. Told where the saved status, in this register, has interrupts on.
+    Enter(u8),
+    /// Nothing; `sret` will, as this register says.
+    Leave(u8),
+    /// The count of preemptions: the sum is in the register. Told where it becomes 0, or is 0 no
+    /// more, if it is that of the current task.
+    Count {
+        /// What was added: not 0.
+        add: i32,
+        /// Where the sum is.
+        register: u8,
+        /// Where the task is.
+        task: u8,
+    },
+}
+
+impl Told {
+    /// Whether it is of preemptions, or else of interrupts.
+    fn counts(self) -> bool {
+        matches!(self, Self::Count { .. })
+    }
+
+    /// Whether both are the same but for registers.
+    fn is_like(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Count { add, .. }, Self::Count { add: other, .. }) => add == other,
+            _ => std::mem::discriminant(&self) == std::mem::discriminant(&other),
+        }
+    }
+
+    fn switch(self) -> Switch {
+        match self {
+            Self::Off | Self::Enter(_) => Switch::IrqDisable,
+            Self::On | Self::Leave(_) => Switch::IrqEnable,
+            Self::Count { add, .. } if add > 0 => Switch::PreemptDisable,
+            Self::Count { .. } => Switch::PreemptEnable,
+        }
+    }
 }
 
 impl SwitchKind {
@@ -86,6 +158,7 @@ impl SwitchKind {
             Self::Sti | Self::Restore(_) | Self::Return => Switch::IrqEnable,
             Self::Count(add) if add > 0 => Switch::PreemptDisable,
             Self::Count(_) => Switch::PreemptEnable,
+            Self::Replaced(replaced, _) => replaced.told.switch(),
         }
     }
 
@@ -93,6 +166,7 @@ impl SwitchKind {
     #[must_use]
     pub fn size(self) -> u8 {
         match self {
+            Self::Replaced(..) => 4,
             Self::Cli | Self::Sti => 6,
             Self::Handle(_) | Self::HandleCall(_) | Self::Restore(_) | Self::Return => 5,
             Self::Count(1 | -1) => 7,
@@ -107,7 +181,8 @@ impl SwitchKind {
 pub struct Switches {
     /// By address.
     list: Vec<SwitchSite>,
-    unusable: Vec<u64>,
+    /// Of interrupts, and of preemption; both ascending.
+    unusable: [Vec<u64>; 2],
     /// Why there are none that tell of interrupts, and of preemption.
     missing: [Option<&'static str>; 2],
 }
@@ -119,11 +194,12 @@ impl Switches {
         &self.list
     }
 
-    /// Link addresses of others, which nothing can take the place of: mostly where the count's place
-    /// is put into a register, by which few bytes change it.
+    /// Link addresses of others that switch the same, which nothing can take the place of: mostly
+    /// where the count's place is put into a register, by which few bytes change it.
     #[must_use]
-    pub fn unusable(&self) -> &[u64] {
-        &self.unusable
+    pub fn unusable(&self, switch: Switch) -> &[u64] {
+        let [interrupts, preemption] = &self.unusable;
+        if switch.is_of_interrupts() { interrupts } else { preemption }
     }
 
     /// Whether one of these can be told.
@@ -132,10 +208,7 @@ impl Switches {
     /// Why not.
     pub fn check(&self, switch: Switch) -> Result<(), KernelError> {
         let [interrupts, preemption] = self.missing;
-        let missing = match switch {
-            Switch::IrqDisable | Switch::IrqEnable => interrupts,
-            Switch::PreemptDisable | Switch::PreemptEnable => preemption,
-        };
+        let missing = if switch.is_of_interrupts() { interrupts } else { preemption };
         missing.map_or(Ok(()), |why| Err(KernelError::NoSwitches(why)))
     }
 }
@@ -147,20 +220,14 @@ impl Kernel {
     /// Where it switches interrupts and preemption off and on, looked for when first asked for.
     ///
     /// # Errors
-    /// For kernels of other architectures than x86-64, and those whose tables are damaged or of an
-    /// unknown layout.
+    /// For kernels whose tables are damaged or of an unknown layout.
     pub fn switches(&self) -> Result<&Switches, KernelError> {
         if let Some(switches) = self.switches.get() {
             return Ok(switches);
         }
         let switches = match self.arch() {
             Arch::X86_64 => x86_64::find(self)?,
-            Arch::Riscv64 => {
-                return Err(KernelError::NoSwitches(
-                    "that takes instructions with room for a jump, which riscv64 kernels do not \
-                     have",
-                ));
-            }
+            Arch::Riscv64 => riscv64::find(self)?,
         };
         Ok(self.switches.get_or_init(|| switches))
     }

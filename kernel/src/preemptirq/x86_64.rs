@@ -31,7 +31,8 @@ pub(super) fn find(kernel: &Kernel) -> Result<Switches, KernelError> {
     let tables = Tables { kernel };
     let count = count(kernel);
     let survey = Survey::new(&tables, count)?;
-    let mut finder = Finder { kernel, survey, list: Vec::new(), unusable: Vec::new() };
+    let mut finder =
+        Finder { kernel, survey, list: Vec::new(), unusable: [Vec::new(), Vec::new()] };
     let alternatives = finder.alternatives();
     let entries = finder.entries(&tables)?;
     let interrupts = match (alternatives, entries) {
@@ -49,8 +50,9 @@ pub(super) fn find(kernel: &Kernel) -> Result<Switches, KernelError> {
         }
         Some(_) => None,
     };
-    let Finder { mut list, unusable, .. } = finder;
+    let Finder { mut list, mut unusable, .. } = finder;
     list.sort_unstable_by_key(|site| site.address);
+    unusable.iter_mut().for_each(|own| own.sort_unstable());
     Ok(Switches { list, unusable, missing: [interrupts, preemption] })
 }
 
@@ -70,7 +72,8 @@ struct Finder<'a> {
     kernel: &'a Kernel,
     survey: Survey<'a>,
     list: Vec<SwitchSite>,
-    unusable: Vec<u64>,
+    /// Of interrupts, and of preemption.
+    unusable: [Vec<u64>; 2],
 }
 
 impl Finder<'_> {
@@ -111,7 +114,7 @@ impl Finder<'_> {
             let rewritten = self.survey.patches.later.any(address, LEN);
             let led_into = self.survey.is_led_into(address.wrapping_add(1), LEN - 1);
             if shared || rewritten || led_into {
-                self.unusable.push(address);
+                self.unusable[0].push(address);
             } else {
                 self.add(address, kind);
             }
@@ -187,7 +190,7 @@ impl Finder<'_> {
                 patches.bytes.any(address, BRANCH)
             };
             if rewritten || self.survey.is_led_into(address.wrapping_add(1), BRANCH - 1) {
-                self.unusable.push(address);
+                self.unusable[0].push(address);
             } else {
                 self.add(address, kind);
             }
@@ -221,7 +224,7 @@ impl Finder<'_> {
         for Counted { address, len, add, by_register } in all {
             if by_register {
                 // The instruction that changes it then has 3 bytes.
-                self.unusable.push(address);
+                self.unusable[1].push(address);
                 continue;
             }
             // What sets it, or only the bit that asks for a reschedule.
@@ -229,7 +232,7 @@ impl Finder<'_> {
             let rewritten = self.survey.patches.bytes.any(address, len);
             let led_into = self.survey.is_led_into(address.wrapping_add(1), len - 1);
             if rewritten || led_into || len != kind.size() || add == Some(0) {
-                self.unusable.push(address);
+                self.unusable[1].push(address);
             } else {
                 self.add(address, kind);
             }

@@ -19,7 +19,7 @@ use std::collections::HashMap;
 
 use super::preemptirq::Switch;
 use super::read::{index, u64_at};
-use super::{Arch, Kernel, KernelError};
+use super::{Kernel, KernelError};
 
 pub use code::{Hooks, StaticCalls};
 pub use file::ModuleData;
@@ -182,14 +182,12 @@ fn find(kernel: &Kernel) -> Result<Vec<Event>, KernelError> {
     let tables = Tables { points: tracepoints(kernel), syscalls: syscalls::numbers(kernel) };
     let mut events: Vec<Event> =
         (0..count).filter_map(|i| event(kernel, layout, &tables, u64_at(words, 8 * i)?)).collect();
-    if kernel.arch() == Arch::X86_64 {
-        // The table itself is none of the events'.
-        let places = (start..stop).step_by(8);
-        let own = Switch::ALL.into_iter().zip(places).map(|(it, at)| switch(it, at));
-        let missing = own.filter(|own| !events.iter().any(|it| it.full_name() == own.full_name()));
-        let missing: Vec<Event> = missing.collect();
-        events.extend(missing);
-    }
+    // The table itself is none of the events'.
+    let places = (start..stop).step_by(8);
+    let own = Switch::ALL.into_iter().zip(places).map(|(it, at)| switch(it, at));
+    let missing = own.filter(|own| !events.iter().any(|it| it.full_name() == own.full_name()));
+    let missing: Vec<Event> = missing.collect();
+    events.extend(missing);
     events.sort_by(|a, b| (&a.system, &a.name).cmp(&(&b.system, &b.name)));
     Ok(events)
 }
