@@ -15,6 +15,14 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Register(u32);
 
+impl Register {
+    /// The register with this number; `None` from 32 on.
+    #[must_use]
+    pub const fn new(number: u8) -> Option<Self> {
+        if number < 32 { Some(Self(number as u32)) } else { None }
+    }
+}
+
 #[allow(missing_docs)]
 pub mod register {
     use super::Register;
@@ -96,6 +104,27 @@ pub const fn auipc(rd: Register, upper: u32) -> u32 {
 #[must_use]
 pub const fn addi(rd: Register, rs: Register, imm: i32) -> u32 {
     i_type(0x13, 0, rd, rs, imm)
+}
+
+/// `andi rd, rs, imm`
+#[must_use]
+pub const fn andi(rd: Register, rs: Register, imm: i32) -> u32 {
+    i_type(0x13, 7, rd, rs, imm)
+}
+
+/// `xori rd, rs, imm`
+#[must_use]
+pub const fn xori(rd: Register, rs: Register, imm: i32) -> u32 {
+    i_type(0x13, 4, rd, rs, imm)
+}
+
+/// Loads a constant: `addi`, or `lui; addiw`.
+pub fn li(rd: Register, value: i32) -> impl Iterator<Item = u32> {
+    let upper = (value.wrapping_add(0x800).cast_unsigned()) >> 12;
+    let lower = value.wrapping_sub((upper << 12).cast_signed());
+    let far = upper != 0;
+    let last = if far { i_type(0x1b, 0, rd, rd, lower) } else { addi(rd, ZERO, value) };
+    far.then(|| lui(rd, upper)).into_iter().chain((lower != 0 || !far).then_some(last))
 }
 
 /// `mv rd, rs`
@@ -248,7 +277,25 @@ pub const SSTATUS: u32 = 0x100;
 /// `csrr rd, csr`
 #[must_use]
 pub const fn csrr(rd: Register, csr: u32) -> u32 {
-    0x73 | rd.0 << 7 | 2 << 12 | csr << 20
+    csrrs(rd, csr, ZERO)
+}
+
+/// `csrrs rd, csr, rs`
+#[must_use]
+pub const fn csrrs(rd: Register, csr: u32, rs: Register) -> u32 {
+    0x73 | rd.0 << 7 | 2 << 12 | rs.0 << 15 | csr << 20
+}
+
+/// `csrrsi rd, csr, bits`; below 32.
+#[must_use]
+pub const fn csrrsi(rd: Register, csr: u32, bits: i32) -> u32 {
+    0x73 | rd.0 << 7 | 6 << 12 | (bits.cast_unsigned() & 0x1f) << 15 | csr << 20
+}
+
+/// `csrrci rd, csr, bits`; below 32.
+#[must_use]
+pub const fn csrrci(rd: Register, csr: u32, bits: i32) -> u32 {
+    0x73 | rd.0 << 7 | 7 << 12 | (bits.cast_unsigned() & 0x1f) << 15 | csr << 20
 }
 
 /// The immediates of `auipc` or `lui` (20 bits) and of the instruction after it
@@ -285,6 +332,16 @@ mod tests {
         assert_eq!(amoadd_d(ZERO, T4, T3), 0x01de_302f);
         assert_eq!(rdtime(T3), 0xc010_2e73);
         assert_eq!(csrr(T3, SSTATUS), 0x1000_2e73);
+        assert_eq!(csrrs(ZERO, SSTATUS, T1), 0x1003_2073);
+        assert_eq!(csrrsi(ZERO, SSTATUS, 2), 0x1001_6073);
+        assert_eq!(csrrci(T1, SSTATUS, 2), 0x1001_7373);
+        assert_eq!(andi(T1, T2, 32), 0x0203_f313);
+        assert_eq!(xori(T1, T1, -1), 0xfff3_4313);
+        let li = |value| li(T1, value).collect::<Vec<_>>();
+        assert_eq!(li(512), [0x2000_0313]);
+        assert_eq!(li(65536), [0x0001_0337]);
+        assert_eq!(li(2048), [0x0000_1337, 0x8003_031b]);
+        assert_eq!(li(-2049), [0xffff_f337, 0x7ff3_031b]);
         assert_eq!(lbu(T3, TP, 1560), 0x6182_4e03);
         assert_eq!(j(-4), 0xffdf_f06f);
         assert_eq!(lui(A7, 0x0976d), 0x0976_d8b7);

@@ -26,9 +26,11 @@ mod operands;
 mod read;
 mod slow;
 mod sort;
+mod switch;
 mod timed;
 
 pub use compile::compile;
+pub use switch::{Switch, SwitchStub, SwitchedWord, landing, switch_stub};
 
 use crate::context::ContextPlaces;
 use crate::layout::MAX_RECORD;
