@@ -191,7 +191,7 @@ impl Controller {
         }
         if attachment.is_settled() {
             let planned = with_programs(&plan.events, &programs);
-            self.prepare_switches(attachment, &planned, (&mut wanted, &mut events))?;
+            self.prepare_switches(ram, attachment, &planned, (&mut wanted, &mut events))?;
         }
         if let Some(relay) = &self.relay {
             let tracer = |(number, tracer): (u8, &Tracer)| TracerName {

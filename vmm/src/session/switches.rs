@@ -5,13 +5,14 @@ use super::controller::Controller;
 use super::plan::changes;
 use crate::relay::EventTarget;
 use crate::tracer::{Attachment, Guest, SkipReason, TraceError};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 impl Controller {
     /// Makes stubs for these events (indices, with their programs), as far as instructions tell them.
     pub(super) fn prepare_switches(
         &self,
+        ram: &dyn Guest,
         attachment: &mut Attachment,
         planned: &[(usize, u16)],
         (wanted, targets): (&mut Wanted, &mut Vec<EventTarget>),
@@ -23,7 +24,9 @@ impl Controller {
             let all = switches.map_err(|error| TraceError::Kernel(error.to_string()))?.all();
             let own = all.iter().enumerate().filter(|(_, site)| site.kind.switch() == switch);
             let sites: Vec<(usize, u16)> = own.map(|(site, _)| (site, program)).collect();
-            for word in attachment.switch_stubs(&self.kernel, &sites)?.into_iter().flatten() {
+            let words = attachment.switch_stubs(ram, &self.kernel, &sites)?;
+            // Places may share a stub.
+            for word in words.into_iter().flatten().collect::<BTreeSet<u32>>() {
                 let (address, event) = (event.address, Arc::clone(&event.fields));
                 targets.push(EventTarget { address, word, event });
             }

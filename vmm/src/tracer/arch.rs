@@ -17,7 +17,7 @@ use super::spot::Spot;
 use super::stops::{Moment, ProgramStop, Stops};
 use super::tracepoints::guest::{Jump, Own, PointReason};
 use super::view::View;
-use crate::kernel::preemptirq::{SwitchSite, Switches};
+use crate::kernel::preemptirq::{Switch, SwitchSite};
 use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Exit, Kernel, ModuleRewrite, Site};
 use std::ops::Range;
@@ -349,24 +349,30 @@ pub(super) trait GuestCode: Send {
     /// When there is no place for them; nothing has changed then.
     fn switch_stubs(
         &mut self,
-        _: &Image,
-        _: &Switches,
+        guest: &dyn Guest,
+        image: &Image,
+        kernel: &Kernel,
         wanted: &[(usize, u16)],
-    ) -> Result<Vec<Option<u32>>, TraceError> {
-        Ok(vec![None; wanted.len()])
+    ) -> Result<Vec<Option<u32>>, TraceError>;
+
+    /// Lets all stubs of an event lead to a program, where each has no program of its own. All vCPUs
+    /// are paused.
+    ///
+    /// # Errors
+    /// When guest memory cannot be used.
+    fn lead_switches(&self, _: &dyn Guest, _: Switch, _: u16) -> Result<(), TraceError> {
+        Ok(())
     }
 
     /// What is to be written for such an instruction, with its index, to go through the stub to
     /// `program`. Verifies what is there.
     fn switch(
         &self,
-        _: &View<'_>,
-        _: &Image,
-        _: (usize, &SwitchSite),
-        _: u16,
-    ) -> Result<Edit, SkipReason> {
-        Err(SkipReason::NoStub)
-    }
+        view: &View<'_>,
+        image: &Image,
+        site: (usize, &SwitchSite),
+        program: u16,
+    ) -> Result<Edit, SkipReason>;
 
     /// Lets the guest stop, by `trap`, before it waits for the lock under which it changes its
     /// tracepoints, and before it gives that back. Nothing has been written to its code yet.

@@ -1,8 +1,8 @@
 //! Instructions that switch interrupts or preemption, redirected to programs.
 //!
 //! Each is replaced by one jump or call. No context can be suspended inside of it, before or after
-//! the change (`x86_64/switch_stubs.rs`), so it can be changed and restored in any pause. Stubs may be
-//! written while the guest runs: no context executes them before that.
+//! the change (`x86_64/switch_stubs.rs`, `riscv64/switch_stubs.rs`), so it can be changed and restored
+//! in any pause. Stubs may be written while the guest runs: no context executes them before that.
 
 use super::edit::{Restored, SkipReason};
 use super::error::TraceError;
@@ -12,8 +12,9 @@ use super::trace::Attachment;
 use super::view::View;
 use crate::kernel::Kernel;
 use crate::kernel::preemptirq::Switches;
+use std::collections::BTreeSet;
 
-fn of(kernel: &Kernel) -> Result<&Switches, TraceError> {
+pub(super) fn of(kernel: &Kernel) -> Result<&Switches, TraceError> {
     kernel.switches().map_err(|error| TraceError::Kernel(error.to_string()))
 }
 
@@ -25,10 +26,11 @@ impl Attachment {
     /// When there is no place for them; no instruction has changed then.
     pub fn switch_stubs(
         &mut self,
+        guest: &dyn Guest,
         kernel: &Kernel,
         wanted: &[(usize, u16)],
     ) -> Result<Vec<Option<u32>>, TraceError> {
-        self.code.switch_stubs(&self.image, of(kernel)?, wanted)
+        self.code.switch_stubs(guest, &self.image, kernel, wanted)
     }
 
     /// Those (indices into [`Switches::all`]) that are ours, with the program of each.
@@ -58,6 +60,11 @@ impl Attachment {
             return Err(TraceError::Code("its alternatives are not patched yet"));
         }
         let all = of(kernel)?;
+        let told =
+            |&(index, program): &(usize, u16)| Some((all.all().get(index)?.kind.switch(), program));
+        for (switch, program) in wanted.iter().filter_map(told).collect::<BTreeSet<_>>() {
+            self.code.lead_switches(guest, switch, program)?;
+        }
         let view = View::with_annex(guest, self.near, &*self.memory);
         let edit = |index: usize, program| {
             let site = all.all().get(index)?;

@@ -188,7 +188,9 @@ impl Regions {
 
 /// Whether it is told where an interrupt or exception comes.
 fn is_interrupt(event: &Tracepoint<'_>) -> bool {
-    place(event).starts_with("asm_")
+    let place = place(event);
+    // x86-64, riscv64.
+    place.starts_with("asm_") || place == "handle_exception"
 }
 
 /// Where an event was; others than `preemptirq:*` are places of their own.

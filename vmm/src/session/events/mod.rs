@@ -188,11 +188,8 @@ fn switched(
 ) -> Result<(TracedEvent, Option<String>), String> {
     let switches = kernel.switches().map_err(|error| error.to_string())?;
     switches.check(switch).map_err(|error| error.to_string())?;
-    let missing = match switch {
-        Switch::PreemptDisable | Switch::PreemptEnable => switches.unusable(),
-        Switch::IrqDisable | Switch::IrqEnable => &[],
-    };
-    let names = missing.iter().filter_map(|&at| Some(kernel.symbols().lookup(at)?.0));
+    let names =
+        switches.unusable(switch).iter().filter_map(|&at| Some(kernel.symbols().lookup(at)?.0));
     let mut names: Vec<&str> = names.collect();
     names.dedup();
     let examples = names.iter().take(3).copied().collect::<Vec<_>>().join(", ");

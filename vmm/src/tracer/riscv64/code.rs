@@ -8,7 +8,9 @@ use super::module_returns;
 use super::returns::Returns;
 use super::sharing::{self, By, Sharing};
 use super::site::{self, Aim};
+use super::switch_stubs::SwitchStubs;
 use super::tracepoint;
+use crate::kernel::preemptirq::{Switch, SwitchSite};
 use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Exit, Kernel, ModuleRewrite, Site, SiteSection};
 use crate::tracer::annex::{CODE, Memory, OPS, OPS_SIZE};
@@ -24,6 +26,7 @@ use crate::tracer::module_calls::{self, ModuleMoment};
 use crate::tracer::modules::Fresh;
 use crate::tracer::spot::Spot;
 use crate::tracer::stops::{Moment, ProgramStop, Stops};
+use crate::tracer::switches;
 use crate::tracer::tracepoints::guest::{Jump, Own, Places, PointReason, Probes};
 use crate::tracer::view::View;
 use std::collections::HashMap;
@@ -98,6 +101,7 @@ pub(super) struct Code {
     pub(super) entries: u16,
     /// Arrays of probes beside the programs, by what is in them. None ever goes away.
     pub(super) arrays: HashMap<Vec<u64>, u64>,
+    pub(super) switches: SwitchStubs,
     pub(super) program_stops: Stops<ProgramStop>,
     pub(super) own: Own,
 }
@@ -152,26 +156,6 @@ impl Code {
         written.map_err(|_| TraceError::Annex)
     }
 
-    /// Gives the first instruction of a site back if that is ours and the second is not. `entry` and
-    /// `caller` are run-time addresses.
-    fn give_back_first(
-        &mut self,
-        view: &View<'_>,
-        spot: &Spot,
-        (entry, caller): (u64, u64),
-    ) -> Result<(), GuestError> {
-        let (Some(aim), front) = (self.aim(entry), front(&spot.site)) else { return Ok(()) };
-        let found = instructions(spot.load(view, front)?);
-        let theirs = self.theirs(entry, found, caller).filter(|_| found[0] == aim.first());
-        let Some(theirs) = theirs.filter(|theirs| *theirs != found) else { return Ok(()) };
-        spot.store(view, front, &theirs[0].to_le_bytes())?;
-        if instructions(spot.load(view, front)?) != theirs {
-            return Err(GuestError::Mismatch("it did not take its own instruction".into()));
-        }
-        self.landings.leave(entry);
-        Ok(())
-    }
-
     /// From the site of the function at a run-time address to the tables.
     pub(super) fn aim(&self, entry: u64) -> Option<Aim> {
         Aim::new(entry, self.gap.table())
@@ -179,7 +163,7 @@ impl Code {
 }
 
 /// Bytes from what the table has of a site to the function's entry.
-fn front(site: &Site) -> usize {
+pub(super) fn front(site: &Site) -> usize {
     usize::try_from(site.entry.wrapping_sub(site.location)).unwrap_or(0)
 }
 
@@ -282,15 +266,6 @@ impl GuestCode for Code {
         calls::lead(&mut self.gap, guest, image, calls, trap, &module_calls::UNKNOWN)
     }
 
-    /// Gives each the first instruction of a call, which does nothing but change `t0`, dead at a
-    /// function's entry, or has the guest's call go another way to where it goes (see [`Gap::land`]).
-    /// (CALL_OPS kernels do so themselves.)
-    ///
-    /// A call is two instructions, and no pause can tell whether some interrupted
-    /// context stands between them. That it would execute the second without the
-    /// first is excluded by changing the first only when there is no such context: for a module before
-    /// anything of it has run, for sites that an update of the guest's has changed at its end, and for
-    /// all of the kernel's when one CPU runs, with interrupts off, in a function that is no site.
     fn prepare(
         &mut self,
         guest: &dyn Guest,
@@ -298,47 +273,16 @@ impl GuestCode for Code {
         image: &Image,
         spots: &[Spot],
     ) -> Result<(), TraceError> {
-        let Kind::Patchable { caller } = self.kind else { return Ok(()) };
-        for spot in spots {
-            let entry = image.runtime(spot.site.entry);
-            let (Some(aim), front) = (self.aim(entry), front(&spot.site)) else { continue };
-            let found = instructions(spot.load(view, front)?);
-            if self.theirs(entry, found, caller) != Some(found) {
-                continue;
-            }
-            if let Some(target) = site::called(entry, found).filter(|&target| target != caller) {
-                let programs = self.entries;
-                // Ours otherwise, and already prepared.
-                let is_theirs = !self.gap.contains(target);
-                let site = (entry, target);
-                if !is_theirs || !self.landings.direct(&mut self.gap, guest, site, programs)? {
-                    continue;
-                }
-            }
-            spot.store(view, front, &aim.first().to_le_bytes())?;
-        }
-        Ok(())
+        self.give_first(guest, view, image, spots)
     }
 
-    /// Whatever is behind the first instructions does what it did before, so this is safe at any time. To
-    /// put them there again would not be.
     fn unprepare(
         &mut self,
         view: &View<'_>,
         image: &Image,
         spots: &[Spot],
     ) -> Result<(), GuestError> {
-        let Kind::Patchable { caller } = self.kind else { return Ok(()) };
-        let mut failed = Vec::new();
-        for spot in spots {
-            let entry = image.runtime(spot.site.entry);
-            match self.give_back_first(view, spot, (entry, caller)) {
-                Ok(()) => {}
-                // The others can be.
-                Err(error) => failed.push((entry, error)),
-            }
-        }
-        if failed.is_empty() { Ok(()) } else { Err(GuestError::Several(failed)) }
+        self.give_back(view, image, spots)
     }
 
     fn guest_call(&self, view: &View<'_>, image: &Image, spot: &Spot) -> Option<GuestCall> {
@@ -525,6 +469,44 @@ impl GuestCode for Code {
             Some(&Way::Return(program)) => self.returns.edit(view, exit.0, program).map(Into::into),
             Some(Way::Entry(..)) | None => Err(SkipReason::NoStub),
         }
+    }
+
+    fn switch_stubs(
+        &mut self,
+        guest: &dyn Guest,
+        image: &Image,
+        kernel: &Kernel,
+        wanted: &[(usize, u16)],
+    ) -> Result<Vec<Option<u32>>, TraceError> {
+        let all = switches::of(kernel)?.all();
+        let place = (image, kernel);
+        let word = |&(index, _): &(usize, u16)| {
+            let Some(site) = all.get(index) else { return Ok(None) };
+            self.switches.make((guest, &mut self.gap), place, site)
+        };
+        wanted.iter().map(word).collect()
+    }
+
+    fn lead_switches(
+        &self,
+        guest: &dyn Guest,
+        switch: Switch,
+        program: u16,
+    ) -> Result<(), TraceError> {
+        let Some(&Way::Entry(to, _)) = self.programs.get(usize::from(program)) else {
+            return Err(TraceError::Full(self.programs.len()));
+        };
+        self.switches.lead((guest, &self.gap), switch, to)
+    }
+
+    fn switch(
+        &self,
+        view: &View<'_>,
+        image: &Image,
+        (_, site): (usize, &SwitchSite),
+        _: u16,
+    ) -> Result<Edit, SkipReason> {
+        self.switches.edit(view, image, site)
     }
 
     fn tracepoint_brackets(

@@ -6,6 +6,7 @@ use super::gap::{Gap, OpsLayout};
 use super::landing::Landings;
 use super::map;
 use super::returns::Returns;
+use super::switch_stubs::SwitchStubs;
 use crate::kernel::{FtraceKind, Kernel};
 use crate::tracer::annex::{Addressing, Layout, Memory, WITH_TABLES};
 use crate::tracer::arch::{GuestCode, Installed, Options};
@@ -77,6 +78,7 @@ pub(super) fn install(
         landings: Landings::new(caller),
         entries: 0,
         arrays: HashMap::new(),
+        switches: SwitchStubs::default(),
         program_stops: Stops::default(),
         own: Own::of(kernel),
     };

@@ -5,6 +5,7 @@
 mod calls;
 mod code;
 pub(super) mod context;
+mod first;
 mod free_list;
 mod gap;
 mod hold;
@@ -17,6 +18,7 @@ pub(super) mod paging;
 mod returns;
 mod sharing;
 mod site;
+mod switch_stubs;
 mod tracepoint;
 
 use super::annex::{Hole, Memory};

@@ -4,7 +4,7 @@ use super::context::{self, Context};
 use super::exit_stubs::{Form, Stub, Stubs, form, named, place, put_stub};
 use super::switch_stubs::{self, SwitchStubs};
 use super::{brackets, calls, map, site, tracepoint};
-use crate::kernel::preemptirq::{SwitchSite, Switches};
+use crate::kernel::preemptirq::SwitchSite;
 use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Exit, ExitKind, Kernel, Site};
 use crate::tracer::annex::{Addressing, Layout, Memory, SIZE, TABLE, WITH_TABLES};
@@ -20,6 +20,7 @@ use crate::tracer::image::Image;
 use crate::tracer::module_calls::{self, ModuleMoment};
 use crate::tracer::spot::Spot;
 use crate::tracer::stops::{Moment, ProgramStop, Stops};
+use crate::tracer::switches;
 use crate::tracer::tracepoints::guest::{Jump, Own, Places, PointReason, Probes};
 use crate::tracer::view::{View, word};
 use rustc_hash::FxHashMap;
@@ -472,10 +473,12 @@ impl GuestCode for Code {
 
     fn switch_stubs(
         &mut self,
+        _: &dyn Guest,
         image: &Image,
-        switches: &Switches,
+        kernel: &Kernel,
         wanted: &[(usize, u16)],
     ) -> Result<Vec<Option<u32>>, TraceError> {
+        let switches = switches::of(kernel)?;
         let start = self.next(1);
         let (mut code, mut made, mut endings) = (Vec::new(), Vec::new(), Vec::new());
         let mut words = Vec::with_capacity(wanted.len());

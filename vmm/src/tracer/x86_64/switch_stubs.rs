@@ -31,6 +31,7 @@ pub(super) fn make(
         SwitchKind::Restore(to) => Switch::Restore(image.runtime(to)),
         SwitchKind::Return => Switch::Return,
         SwitchKind::Count(add) => Switch::Count { add, count: count? },
+        SwitchKind::Replaced(..) => return None,
     };
     let address = image.runtime(site.address);
     switch_stub(at, switch, (address, address + u64::from(site.kind.size())), program)
@@ -67,6 +68,7 @@ pub(super) fn edit(
             *bytes == site::RETURN || leads(0xe9).is_some_and(|to| Some(to) == thunk)
         }
         SwitchKind::Count(add) => count.is_some_and(|count| is_count(bytes, address, add, count)),
+        SwitchKind::Replaced(..) => return Err(SkipReason::NoStub),
     };
     let original = bytes.get(begins..begins + site::LEN).ok_or(SkipReason::OutOfReach)?;
     if !fits {
