@@ -208,6 +208,18 @@ fn a_directory_is_the_root() {
 }
 
 #[test]
+fn switches_agree_with_the_state_of_the_cpu() {
+    for kernel in some(&RISCV_KERNELS, 1) {
+        GUESTS.switches_agree_with_the_state_of_the_cpu(kernel);
+    }
+}
+
+#[test]
+fn times_off_are_as_long_as_they_were() {
+    unless_lost(|| latency::times_off_are_as_long_as_they_were("riscv64-7"));
+}
+
+#[test]
 #[ignore = "nothing in it is of this architecture: with scripts/test --all"]
 fn a_task_is_the_noise_of_another() {
     unless_lost(|| latency::a_task_is_the_noise_of_another("riscv64-6.12"));

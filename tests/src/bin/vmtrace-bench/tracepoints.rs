@@ -48,6 +48,12 @@ fn row(host: &SharedHost, name: &str) -> Result<()> {
             }
         }
     }
+    let ours = measure(host, name, "call", &["--event", "preemptirq:irq_*"])?;
+    println!(
+        "  {:<28}  interrupts off and on in a system call: vmtrace {:6.1} for four events",
+        ours.release,
+        value(&ours.text, "events call ")?,
+    );
     Ok(())
 }
 
