@@ -42,8 +42,8 @@ impl Hart {
             (0x03, 3) => result = Some(self.memory[&a.wrapping_add_signed(immediate)]),
             (0x13, 0) => result = Some(a.wrapping_add_signed(immediate)),
             (0x1b, 0) => {
-                let sum = a.wrapping_add_signed(immediate) as u32;
-                result = Some(i64::from(sum.cast_signed()).cast_unsigned());
+                let [low @ .., _, _, _, _] = a.wrapping_add_signed(immediate).to_le_bytes();
+                result = Some(i64::from(i32::from_le_bytes(low)).cast_unsigned());
             }
             (0x13, 4) => result = Some(a ^ immediate.cast_unsigned()),
             (0x13, 7) => result = Some(a & immediate.cast_unsigned()),
