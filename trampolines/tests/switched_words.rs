@@ -244,11 +244,11 @@ fn nothing_told_costs_few_instructions() {
         memory: BTreeMap::new(),
         called: Vec::new(),
     };
-    let count = |switch, word| {
+    let steps = |switch, word, sstatus| {
         let switched = SwitchedWord { word, switch, link: 6, through: 7, kept: 0 };
         let stub = switch_stub(STUB, &switched, PROGRAM_WORD).unwrap();
-        let mut hart = base.clone();
-        (hart.pc, hart.x[6], hart.x[4], hart.x[15]) = (STUB, SITE + 4, TASK, 3);
+        let mut hart = Hart { sstatus, ..base.clone() };
+        (hart.pc, hart.x[6], hart.x[4], hart.x[15], hart.x[18]) = (STUB, SITE + 4, TASK, 0, 1);
         let mut steps = 0;
         while hart.pc != SITE + 4 {
             let at = usize::try_from(hart.pc - STUB).unwrap();
@@ -258,8 +258,17 @@ fn nothing_told_costs_few_instructions() {
         // The jump to the landing, and the landing.
         steps + 3
     };
-    let on = count(Switch::On, 0x1001_6073);
-    let count = count(Switch::Count { add: 1, register: 15, task: 4 }, 0x00f2_2423);
-    println!("on: {on}, count: {count}");
-    assert!(on <= 8 && count <= 8, "{on} {count}");
+    let nested = |task| Switch::Count { add: 1, register: 15, task };
+    let all = [
+        ("off", steps(Switch::Off(14), 0x1001_7773, 0)),
+        ("off, nowhere", steps(Switch::Off(0), 0x1001_7073, 0)),
+        ("on", steps(Switch::On, 0x1001_6073, INTERRUPTS)),
+        ("restored, on before", steps(Switch::Restore(15), 0x1007_a073, INTERRUPTS)),
+        ("restored, off", steps(Switch::Restore(15), 0x1007_a073, 0)),
+        ("saved", steps(Switch::Saved(15), 0x1400_1073, 0)),
+        ("counted", steps(nested(4), 0x00f2_2423, 0)),
+        ("counted of another", steps(nested(18), 0x00f9_2423, 0)),
+    ];
+    println!("{all:?}");
+    assert!(all.iter().all(|&(_, steps)| steps <= 9), "{all:?}");
 }

@@ -9,6 +9,9 @@ use vmtrace::kernel::preemptirq::{Replaced, Switch, SwitchKind, SwitchSite};
 use vmtrace::tracer::{Attachment, Duty, Guest, SkipReason};
 use vmtrace_trampolines::{Field, Point};
 
+/// `jr t0`
+const JR_T0: u32 = 0x0002_8067;
+
 fn all(fake: &Fake) -> &[SwitchSite] {
     fake.kernel.switches().unwrap().all()
 }
@@ -182,10 +185,24 @@ fn what_is_not_as_in_the_image_is_left_alone() {
         }
         // One that the guest takes later is not written over.
         let taken = sites.len() - 1;
+        let (_, word) = follow(&fake, &sites[taken]);
+        let leads = || fake.read_u64(fake.at(word - fake.slide())).unwrap();
+        assert_ne!(fake.word(fake.at(leads() - fake.slide())), JR_T0, "{name}");
         other(sites[taken].address);
         let every: Vec<usize> = (0..sites.len()).collect();
         let restored = attachment.disable_switches(&fake, &every).unwrap();
         assert_eq!(restored.foreign, [taken], "{name}");
         assert_eq!(fake.word(fake.at(sites[taken].address)), 0x9002_9002, "{name}");
+        // Whoever still comes to a stub from there finds nothing: programs may be others' by then.
+        let nothing = leads();
+        assert_eq!(fake.word(fake.at(nothing - fake.slide())), JR_T0, "{name}");
+        let again = program(&fake, &mut attachment, &[Field::Stack]);
+        let wanted: Vec<(usize, u16)> = wanted.iter().map(|&(site, _)| (site, again)).collect();
+        attachment.switch_stubs(&fake, &fake.kernel, &wanted).unwrap();
+        let skipped = attachment.enable_switches(&fake, &fake.kernel, &wanted).unwrap();
+        assert_eq!(skipped.len(), expected.len() + 1, "{name}");
+        assert_ne!(leads(), nothing, "{name}");
+        attachment.release_all(&fake, &fake.kernel).unwrap();
+        assert_eq!((leads(), attachment.held_switches()), (nothing, 0), "{name}");
     }
 }

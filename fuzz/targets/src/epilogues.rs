@@ -8,7 +8,7 @@ use vmtrace::kernel::preemptirq::SwitchKind;
 
 /// How functions really end: `ld ra, 8(sp); addi sp, sp, 16; ret`, compressed and not, a tail
 /// call, branches over each, `auipc` pairs. How they switch interrupts and count preemptions.
-const PIECES: [&[u8]; 15] = [
+const PIECES: [&[u8]; 18] = [
     &[0x82, 0x80],
     &[0x67, 0x80, 0, 0],
     &[0xa2, 0x60],
@@ -24,6 +24,9 @@ const PIECES: [&[u8]; 15] = [
     &[0xf3, 0x77, 0x01, 0x10],
     &[0x73, 0x20, 0x07, 0x10],
     &[0x83, 0x27, 0x82, 0, 0x85, 0x27, 0x23, 0x24, 0xf2, 0],
+    &[0xb7, 0x07, 0, 0x80],
+    &[0xbd, 0x9f],
+    &[0x1d, 0x9f],
 ];
 const STUBS: [u64; 3] = [0xffff_ffff_8400_0000, 0xffff_ffff_8000_4000, 0xffff_ffff_ffff_f000];
 

@@ -53,7 +53,11 @@ pub(super) fn find(kernel: &Kernel) -> Result<Switches, KernelError> {
     // Some change it whatever the kernel's configuration is.
     let by = |add| Told::Count { add, register: 0, task: TP };
     let counted = both(by(1), by(-1)) > 16;
-    let Finder { list, mut unusable, room, count, .. } = finder;
+    let Finder { mut list, mut unusable, room, count, .. } = finder;
+    if !counted {
+        list.retain(|(_, replaced)| !replaced.told.counts());
+        unusable.retain(|(_, told)| !told.counts());
+    }
     let list = land(list, room, text.range.end.saturating_add(BEHIND), &mut unusable);
     let list = balance(&text, list, &mut unusable);
     let unusable = [false, true].map(|counts| {
@@ -234,10 +238,15 @@ impl<'a> Finder<'a> {
 
     /// Finds what a function switches.
     fn search(&mut self, function: Range<u64>) {
+        // Most functions have none of it.
+        let mut all = self.text.instructions(function.clone());
+        if !all.any(|(address, it)| self.may_switch(self.word(address, &it), it.len)) {
+            return;
+        }
         let mut found = Vec::new();
         let known = self.tasks(function.clone());
         let mut values = known;
-        let mut targets: Option<Vec<u64>> = None;
+        let targets = self.targets(function.clone());
         for (address, instruction) in self.text.instructions(function.clone()) {
             let word = self.word(address, &instruction);
             let told = match word & 0xfff0_707f {
@@ -256,14 +265,10 @@ impl<'a> Finder<'a> {
                 found.push((address, (word, instruction.len), told));
             }
             let value = self.value(word, &instruction, &values);
-            // Who comes from elsewhere may have something else there.
-            let ends = matches!(
-                instruction.kind,
-                Kind::Branch { .. } | Kind::Jump { .. } | Kind::JumpRegister { .. }
-            );
+            let jumps = matches!(instruction.kind, Kind::Jump { .. } | Kind::JumpRegister { .. });
             let next = address + u64::from(instruction.len);
-            let targets = targets.get_or_insert_with(|| self.targets(function.clone()));
-            if ends && instruction.writes != 0 || targets.binary_search(&next).is_ok() {
+            // Who comes from elsewhere, or back from a call, may have something else there.
+            if jumps || targets.binary_search(&next).is_ok() || self.flow.leads_to(next) {
                 values = known;
             } else if instruction.writes != 0 {
                 values[usize::from(instruction.writes)] = value;
@@ -273,8 +278,20 @@ impl<'a> Finder<'a> {
             return;
         }
         let live = self.flow.live(self.text, function);
-        for (address, word, told) in found {
-            self.add(&live, address, word, told);
+        for (address, instruction, told) in found {
+            self.add(&live, address, instruction, told);
+        }
+    }
+
+    /// Whether it looks like what switches something.
+    fn may_switch(&self, word: u32, len: u8) -> bool {
+        let Some(count) = self.count else { return len == 4 && word >> 20 == 0x100 };
+        match len {
+            2 => word & 0xe003 == 0xc000 && u64::from(short_offset(word)) == count,
+            _ => {
+                let stores = word & 0x707f == 0x2023 && u64::from(store_offset(word)) == count;
+                stores || word & 0x7f == 0x73 && word >> 20 == 0x100
+            }
         }
     }
 
@@ -320,12 +337,7 @@ impl<'a> Finder<'a> {
         // c.sw register, offset(base); sw register, offset(base)
         let (is_store, base, register, offset) = match len {
             2 => (word & 0xe003 == 0xc000, near(word, 7), near(word, 2), short_offset(word)),
-            _ => (
-                word & 0x707f == 0x2023,
-                source(word),
-                second(word),
-                word >> 25 << 5 | word >> 7 & 0x1f,
-            ),
+            _ => (word & 0x707f == 0x2023, source(word), second(word), store_offset(word)),
         };
         let own = is_store && values[usize::from(base)] == Value::Task;
         if !own || Some(u64::from(offset)) != self.count {
@@ -362,7 +374,7 @@ impl<'a> Finder<'a> {
             // addw, subw
             0x003b => match (word >> 25, of(second(word))) {
                 (0, Value::Constant(add)) => of(source(word)).plus(add),
-                (0x20, Value::Constant(less)) => of(source(word)).plus(-less),
+                (0x20, Value::Constant(less)) => of(source(word)).plus(less.wrapping_neg()),
                 (0, other) => match of(source(word)) {
                     Value::Constant(add) => other.plus(add),
                     _ => Value::Unknown,
@@ -467,7 +479,7 @@ fn short(half: u32, of: impl Fn(u8) -> Value, count: Option<u64>) -> Value {
         (1, 3) => Value::Constant(small << 12),
         // c.subw, c.addw
         (1, 4) if half >> 10 & 7 == 7 => match (half >> 5 & 3, of(other)) {
-            (0, Value::Constant(less)) => of(high).plus(-less),
+            (0, Value::Constant(less)) => of(high).plus(less.wrapping_neg()),
             (1, Value::Constant(add)) => of(high).plus(add),
             (1, count) => match of(high) {
                 Value::Constant(add) => count.plus(add),
@@ -484,6 +496,11 @@ fn short(half: u32, of: impl Fn(u8) -> Value, count: Option<u64>) -> Value {
 /// The offset of `c.lw` and `c.sw`.
 fn short_offset(half: u32) -> u32 {
     half >> 7 & 0x38 | half >> 4 & 4 | half << 1 & 0x40
+}
+
+/// The offset of `sw`.
+fn store_offset(word: u32) -> u32 {
+    word >> 25 << 5 | word >> 7 & 0x1f
 }
 
 /// One of the registers that short forms know.

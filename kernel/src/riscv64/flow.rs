@@ -2,7 +2,8 @@
 //!
 //! A call keeps none of them, is passed no more than `a0` to `a7`, and leaves no more than `a0` and
 //! `a1`. So it takes no more than the function itself, and what the kernel's own tables add to its
-//! instructions. Whatever cannot be followed counts as a reader of all.
+//! instructions. Whatever leaves the function otherwise counts as a reader of all. (Some assembly
+//! keeps more across a call of its own: `ra` in `t6` where user memory is copied. It switches nothing.)
 
 use std::ops::Range;
 
@@ -22,21 +23,41 @@ const ALL: u32 = TEMPORARY | ARGUMENTS;
 
 /// How often a function is gone through, at most: ten times what kernels need.
 const ROUNDS: usize = 64;
+/// Bytes of a function at most: ten times what kernels have.
+const LONGEST: u64 = 1 << 20;
+/// Jumps in what replaces other code, and alternatives that may be at one place, at most.
+const MOST: usize = 8;
 
 /// What instructions alone do not say.
 pub(crate) struct Flow {
     /// Where an instruction may go on instead, by its address.
     ways: Vec<(u64, u64)>,
-    /// What may be replaced, by address; what replaces it may read these and jump there.
-    replaced: Vec<(Range<u64>, u32, Vec<u64>)>,
+    /// Where these lead.
+    led: Vec<u64>,
+    replaced: Vec<Replaced>,
+    /// Bytes of the longest of these.
+    longest: u64,
+}
+
+/// Instructions that may be replaced.
+struct Replaced {
+    old: Range<u64>,
+    /// What others in their place may read.
+    reads: u32,
+    /// Where others may jump.
+    targets: Vec<u64>,
 }
 
 impl Flow {
     /// Of a kernel's text.
     pub(crate) fn find(kernel: &Kernel, text: &Text<'_>) -> Result<Self, &'static str> {
-        let detours = tables::exceptions(kernel)?.into_iter().chain(tables::jump_labels(kernel)?);
-        let mut ways: Vec<(u64, u64)> = detours.map(|way| (way.from, way.to)).collect();
-        ways.sort_unstable();
+        let mut ways = Vec::new();
+        for detour in tables::exceptions(kernel)? {
+            ways.push((detour.from, detour.to));
+        }
+        for label in tables::jump_labels(kernel)? {
+            ways.extend(self::label(label.from, label.to));
+        }
         let mut replaced = Vec::new();
         for tables::Alternative { old, new } in tables::alternatives(kernel)? {
             let (mut reads, mut targets) = (0, Vec::new());
@@ -47,54 +68,67 @@ impl Flow {
             for (address, instruction) in text.instructions(new) {
                 reads |= instruction.reads;
                 match instruction.kind {
-                    Kind::Branch { distance, .. } | Kind::Jump { distance } => {
+                    Kind::Branch { distance, .. } | Kind::Jump { distance }
+                        if targets.len() < MOST =>
+                    {
                         targets.push(address.wrapping_add_signed(distance.into()));
                     }
-                    Kind::JumpRegister { .. } | Kind::Fixed => reads = ALL,
-                    _ => {}
+                    Kind::Plain | Kind::AddImmediate { .. } | Kind::Load | Kind::Auipc { .. } => {}
+                    _ => reads = ALL,
                 }
             }
-            replaced.push((old, reads, targets));
+            if !old.is_empty() {
+                replaced.push(Replaced { old, reads, targets });
+            }
         }
-        replaced.sort_unstable_by_key(|(old, ..)| old.start);
-        Ok(Self { ways, replaced })
+        Ok(Self::new(ways, replaced))
     }
 
-    /// What may be replaced within a function.
-    fn replaced(&self, function: &Range<u64>) -> &[(Range<u64>, u32, Vec<u64>)] {
-        // Those that begin before the function end before it: they are of another.
-        let first = self.replaced.partition_point(|(old, ..)| old.start < function.start);
-        let end = self.replaced.partition_point(|(old, ..)| old.start < function.end);
-        self.replaced.get(first..end).unwrap_or_default()
+    fn new(mut ways: Vec<(u64, u64)>, mut replaced: Vec<Replaced>) -> Self {
+        ways.sort_unstable();
+        let mut led: Vec<u64> = ways.iter().map(|&(_, to)| to).collect();
+        led.sort_unstable();
+        replaced.sort_unstable_by_key(|it| it.old.start);
+        let longest = replaced.iter().map(|it| it.old.end - it.old.start).max().unwrap_or(0);
+        Self { ways, led, replaced, longest }
+    }
+
+    /// Whether an exception or a jump label leads to an address.
+    pub(crate) fn leads_to(&self, address: u64) -> bool {
+        self.led.binary_search(&address).is_ok()
+    }
+
+    /// What may replace an instruction; `None` if that is too much to look at.
+    fn replaced(&self, address: u64) -> Option<impl Iterator<Item = &Replaced>> {
+        let earliest = address.saturating_sub(self.longest);
+        let first = self.replaced.partition_point(|it| it.old.start < earliest);
+        let end = self.replaced.partition_point(|it| it.old.start <= address);
+        let near = self.replaced.get(first..end).unwrap_or_default();
+        let around = move |it: &&Replaced| it.old.contains(&address);
+        (near.len() <= MOST).then(|| near.iter().filter(around))
     }
 
     /// Goes through a function.
     pub(crate) fn live(&self, text: &Text<'_>, function: Range<u64>) -> Live {
-        let instructions: Vec<(u64, Instruction)> = text.instructions(function.clone()).collect();
         let mut live = Live { function, before: Vec::new(), numbers: Vec::new() };
+        let len = live.function.end.saturating_sub(live.function.start);
+        if len > LONGEST {
+            return live;
+        }
+        let instructions: Vec<_> = text.instructions(live.function.clone()).collect();
         live.before = vec![0; instructions.len()];
-        live.numbers = vec![u32::MAX; index(live.function.end - live.function.start).div_ceil(2)];
+        live.numbers = vec![u32::MAX; index(len).div_ceil(2)];
         for (number, &(address, _)) in (0..).zip(&instructions) {
             if let Some(place) = live.place(address) {
                 live.numbers[place] = number;
             }
         }
-        let replaced = self.replaced(&live.function);
-        let read = instructions.iter().fold(0, |set, (_, instruction)| set | instruction.reads);
-        let read = replaced.iter().fold(read, |set, (_, reads, _)| set | reads);
+        // Who jumps to where that cannot be followed is still in the function, or calls another.
+        let read = instructions.iter().fold(ARGUMENTS, |set, (_, it)| set | it.reads);
         for round in 0.. {
             let mut changed = false;
             for (number, &(address, instruction)) in instructions.iter().enumerate().rev() {
-                let mut after = self.after(&live, address, &instruction);
-                let mut kills = 1_u32 << instruction.writes;
-                for (old, reads, targets) in replaced {
-                    if old.contains(&address) {
-                        kills = 0;
-                        after |= reads | live.at(address + u64::from(instruction.len));
-                        after |= targets.iter().fold(0, |set, &target| set | live.at(target));
-                    }
-                }
-                let before = (instruction.reads | after & !kills) & ALL;
+                let before = self.before(&live, (address, &instruction), read);
                 changed |= before != live.before[number];
                 live.before[number] = before;
             }
@@ -106,32 +140,49 @@ impl Flow {
                 break;
             }
         }
-        // Who cannot be followed is still in the function, or calls another.
-        live.before.iter_mut().for_each(|before| *before &= read | ARGUMENTS);
         live
     }
 
+    /// What is read from an instruction on.
+    fn before(&self, live: &Live, (address, it): (u64, &Instruction), unknown: u32) -> u32 {
+        let next = address + u64::from(it.len);
+        let mut after = Self::after(live, (address, it), unknown);
+        let first = self.ways.partition_point(|&(from, _)| from < address);
+        for &(_, to) in self.ways.iter().skip(first).take_while(|(from, _)| *from == address) {
+            after |= live.at(to);
+        }
+        // Where a load or a store faults, the kernel writes what it should have loaded.
+        let mut kills = 1_u32 << it.writes;
+        let Some(replaced) = self.replaced(address) else { return ALL };
+        for Replaced { reads, targets, .. } in replaced {
+            kills = 0;
+            after |= reads | live.at(next);
+            after |= targets.iter().fold(0, |set, &target| set | live.at(target));
+        }
+        (it.reads | after & !kills) & ALL
+    }
+
     /// What an instruction leaves that is read later.
-    fn after(&self, live: &Live, address: u64, instruction: &Instruction) -> u32 {
-        let next = address + u64::from(instruction.len);
+    fn after(live: &Live, (address, it): (u64, &Instruction), unknown: u32) -> u32 {
+        let next = address + u64::from(it.len);
         let to = |distance: i32| live.at(address.wrapping_add_signed(distance.into()));
-        let mut after = match instruction.kind {
+        match it.kind {
             Kind::Branch { distance, .. } => to(distance) | live.at(next),
-            Kind::Jump { distance } if instruction.writes == 0 => to(distance),
-            Kind::JumpRegister { .. } if instruction.is_ret() => RETURNED,
-            Kind::Jump { .. } | Kind::JumpRegister { .. } if instruction.writes == RA => ARGUMENTS,
+            Kind::Jump { distance } if it.writes == 0 => to(distance),
+            Kind::JumpRegister { .. } if it.is_ret() => RETURNED,
+            Kind::Jump { .. } | Kind::JumpRegister { .. } if it.writes == RA => ARGUMENTS,
+            Kind::JumpRegister { .. } if it.writes == 0 => unknown,
             Kind::Jump { .. } | Kind::JumpRegister { .. } => ALL,
             // `ecall` among others.
             Kind::Fixed => ARGUMENTS | live.at(next),
             _ => live.at(next),
-        };
-        let first = self.ways.partition_point(|&(from, _)| from < address);
-        let own = self.ways.iter().skip(first).take_while(|(from, _)| *from == address);
-        for &(_, to) in own {
-            after |= live.at(to);
         }
-        after
     }
+}
+
+/// The ways from a jump label: it is a jump or a nop, whichever the image has.
+fn label(from: u64, to: u64) -> Vec<(u64, u64)> {
+    vec![(from, to), (from, from.saturating_add(4))]
 }
 
 /// Which are read later, before each instruction of a function.
@@ -168,7 +219,7 @@ mod tests {
     fn live(code: &[u32]) -> Vec<u32> {
         let bytes: Vec<u8> = code.iter().flat_map(|word| word.to_le_bytes()).collect();
         let text = Text::of_module(0x1000, &bytes, &[]).unwrap();
-        let flow = Flow { ways: Vec::new(), replaced: Vec::new() };
+        let flow = Flow::new(Vec::new(), Vec::new());
         let live = flow.live(&text, 0x1000..0x1000 + wide(bytes.len()));
         (0..wide(code.len())).map(|at| live.at(0x1000 + 4 * at)).collect()
     }
@@ -180,6 +231,7 @@ mod tests {
     const CALL: u32 = 0x0000_00ef;
     const BACK_8: u32 = 0xfe05_1ce3; // bnez a0, -8
     const JR_A0: u32 = 0x0005_0067;
+    const JUMP_8: u32 = 0x0080_006f;
     const LI_A0: u32 = 0x0010_0513;
     const ECALL: u32 = 0x0000_0073;
 
@@ -192,7 +244,8 @@ mod tests {
         let temporary = |code: &[u32]| of(code, TEMPORARY);
         assert_eq!(temporary(&[ADDI_T0_T1, RET]), [T1, 0]);
         assert_eq!(temporary(&[ADDI_T1_A0, ADDI_T0_T1, RET]), [0, T1, 0]);
-        assert_eq!(temporary(&[ADDI_T0_T1, BACK_8, RET]), [T1, T1, 0]);
+        // Out of the function.
+        assert_eq!(temporary(&[ADDI_T0_T1, BACK_8, RET]), [TEMPORARY & !T0, TEMPORARY, 0]);
         assert_eq!(temporary(&[RET, ADDI_T0_T1, ADDI_T1_A0, BACK_8, RET]), [0, T1, 0, T1, 0]);
         let first = |code: &[u32]| of(code, ARGUMENTS)[0];
         assert_eq!(first(&[LI_A0, RET]), RETURNED & !A0);
@@ -207,7 +260,7 @@ mod tests {
         assert_eq!(live(&[CALL, ADDI_T0_T1, RET]), [ARGUMENTS, T1 | RETURNED, RETURNED]);
         let all = |set: u32| set | ARGUMENTS;
         assert_eq!(live(&[ADDI_T0_T1, ADDI_T1_A0, JR_A0]), [all(T1), all(0), all(T1)]);
-        assert_eq!(live(&[ADDI_T0_T1]), [all(T1)]);
+        assert_eq!(live(&[ADDI_T0_T1]), [ALL & !T0]);
     }
 
     // The other way of a jump label or an exception reads what the first does not.
@@ -216,9 +269,21 @@ mod tests {
         let code = [0x13, ADDI_T1_A0, RET, ADDI_T0_T1, RET]; // nop
         let bytes: Vec<u8> = code.iter().flat_map(|word| word.to_le_bytes()).collect();
         let text = Text::of_module(0, &bytes, &[]).unwrap();
-        let flow = Flow { ways: vec![(0, 12)], replaced: vec![(4..8, T0, vec![12])] };
+        let replaced = |reads| Replaced { old: 4..8, reads, targets: vec![12] };
+        let flow = Flow::new(vec![(0, 12)], vec![replaced(T0)]);
         let live = flow.live(&text, 0..20);
         // What may be replaced need not write.
         assert_eq!([live.at(0) & TEMPORARY, live.at(4) & TEMPORARY], [T0 | T1; 2]);
+        assert!(flow.leads_to(12) && !flow.leads_to(8));
+        // A label may be a jump in the image, and a nop later.
+        let code = [JUMP_8, ADDI_T0_T1, RET];
+        let bytes: Vec<u8> = code.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let text = Text::of_module(0, &bytes, &[]).unwrap();
+        assert_eq!(Flow::new(label(0, 8), Vec::new()).live(&text, 0..12).at(0) & TEMPORARY, T1);
+        let text = Text::of_module(0, &[0; 20], &[]).unwrap();
+        // More than a kernel has at one place, and a function longer than any.
+        let flow = Flow::new(Vec::new(), (0..9).map(|_| replaced(0)).collect());
+        assert_eq!(flow.live(&text, 0..20).at(4), ALL);
+        assert_eq!(flow.live(&text, 0..2 << 20).at(0), ALL);
     }
 }

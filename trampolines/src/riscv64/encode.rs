@@ -112,12 +112,6 @@ pub const fn andi(rd: Register, rs: Register, imm: i32) -> u32 {
     i_type(0x13, 7, rd, rs, imm)
 }
 
-/// `xori rd, rs, imm`
-#[must_use]
-pub const fn xori(rd: Register, rs: Register, imm: i32) -> u32 {
-    i_type(0x13, 4, rd, rs, imm)
-}
-
 /// Loads a constant: `addi`, or `lui; addiw`.
 pub fn li(rd: Register, value: i32) -> impl Iterator<Item = u32> {
     let upper = (value.wrapping_add(0x800).cast_unsigned()) >> 12;
@@ -336,7 +330,6 @@ mod tests {
         assert_eq!(csrrsi(ZERO, SSTATUS, 2), 0x1001_6073);
         assert_eq!(csrrci(T1, SSTATUS, 2), 0x1001_7373);
         assert_eq!(andi(T1, T2, 32), 0x0203_f313);
-        assert_eq!(xori(T1, T1, -1), 0xfff3_4313);
         let li = |value| li(T1, value).collect::<Vec<_>>();
         assert_eq!(li(512), [0x2000_0313]);
         assert_eq!(li(65536), [0x0001_0337]);

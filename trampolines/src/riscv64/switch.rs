@@ -7,8 +7,8 @@
 
 use super::encode::register::{RA, SP, T0, T3, TP, ZERO};
 use super::encode::{
-    Register, SSTATUS, addi, and, andi, auipc, beq, bne, csrrci, csrrs, csrrsi, jalr, jr, ld, li,
-    sd, split, xori,
+    Register, SSTATUS, addi, andi, auipc, beq, bne, csrrci, csrrs, csrrsi, jalr, jr, ld, li, sd,
+    split,
 };
 
 /// `SR_SIE`: interrupts are on.
@@ -117,9 +117,10 @@ pub fn switch_stub(address: u64, switched: &SwitchedWord, program: u64) -> Optio
         }
         Switch::Restore(set) => {
             let set = Register::new(set)?;
-            code.extend([csrrs(through, SSTATUS, set), xori(through, through, -1)]);
-            code.push(and(through, through, set));
+            code.push(csrrs(through, SSTATUS, set));
             is_set(&mut code, through, INTERRUPTS);
+            skip_if(&mut code, through, ZERO, false);
+            is_set(&mut code, set, INTERRUPTS);
             skip_if(&mut code, through, ZERO, true);
         }
         Switch::Saved(status) => {

@@ -360,7 +360,20 @@ pub(super) trait GuestCode: Send {
     ///
     /// # Errors
     /// When guest memory cannot be used.
-    fn lead_switches(&self, _: &dyn Guest, _: Switch, _: u16) -> Result<(), TraceError> {
+    fn lead_switches(&mut self, _: &dyn Guest, _: Switch, _: u16) -> Result<(), TraceError> {
+        Ok(())
+    }
+
+    /// Lets stubs lead to nothing that lead to others than these programs: a place that is not found as
+    /// it was left may still come to them. All vCPUs are paused.
+    ///
+    /// # Errors
+    /// When guest memory cannot be used.
+    fn rest_switches(
+        &mut self,
+        _: &dyn Guest,
+        _: &mut dyn Iterator<Item = u16>,
+    ) -> Result<(), TraceError> {
         Ok(())
     }
 

@@ -84,6 +84,9 @@ impl Attachment {
     ) -> Result<Restored, TraceError> {
         let mut sites = Among::new(sites.to_vec());
         let view = View::with_annex(guest, self.near, &*self.memory);
-        Ok(self.switches.release_if(&view, |site| sites.contains(&site))?)
+        let released = self.switches.release_if(&view, |site| sites.contains(&site));
+        let held = &mut self.switches.with_programs().map(|(_, program)| program);
+        self.code.rest_switches(guest, held)?;
+        Ok(released?)
     }
 }

@@ -568,6 +568,7 @@ impl Attachment {
         let annex = View::with_annex(guest, text, &*self.memory);
         let exits = self.exits.release_if(&annex, |_| true);
         let switches = self.switches.release_if(&annex, |_| true);
+        let resting = self.code.rest_switches(guest, &mut std::iter::empty());
         let points = self.points.end(guest, &self.image, &annex);
         let restored = self.patcher.release_if(&View::ram(guest, [text; 2]), |_| true);
         let programs = self.code.stops().remove(&annex);
@@ -576,6 +577,7 @@ impl Attachment {
         let sharing = self.end_sharing(guest);
         let (restored, switches) = (restored?, switches?);
         exits.and(programs).and(code)?;
+        resting?;
         if !(sharing? && modules?) {
             return Err(TraceError::Ftrace("its code is not as it was kept"));
         }

@@ -12,10 +12,6 @@ use vmtrace_tests::trace::syscall_of;
 /// Rounds of [`load`], each of some thousand calls of all functions.
 const ROUNDS: u32 = 51;
 
-/// Calls of a batch. While there are records the relay, which has the same CPU, runs every half a millisecond: twice as
-/// long, about half of all batches of riscv64 would have a pass of it, and a median would be of either kind.
-const BATCH: u32 = 100;
-
 /// What is measured, and the system call that has it.
 const ROWS: [(&str, fn()); 11] = [
     ("count", super::call_getppid),
@@ -47,16 +43,15 @@ fn define(event: &str) -> Result<()> {
 /// vmtrace's, which waits for the call of getpgid.
 pub(crate) fn counts() -> Result<()> {
     let meter = Meter::new();
-    let per = |call| meter.per_of(call, BATCH);
-    let untraced = ROWS.map(|(_, call)| per(call));
+    let untraced = ROWS.map(|(_, call)| meter.per(call));
     mark();
     // Whatever leaves records.
     fill_ring(ROWS[4].1);
     fill_ring(ROWS[8].1);
     for ((name, call), untraced) in ROWS.into_iter().zip(untraced) {
         // The first call of a function takes a page of a table.
-        per(call);
-        let traced = per(call);
+        meter.per(call);
+        let traced = meter.per(call);
         println!("counts {name} {:.1}", traced - untraced);
         println!("counts whole-{name} {traced:.1}");
     }

@@ -29,6 +29,8 @@ const NUMBERED: [(&str, &str); 10] = [
 ];
 const FUNCTION: u32 = 0x8100_0200;
 const VECTOR: u32 = 0x8100_0300;
+/// The same of riscv64, whatever comes.
+const TRAP: u32 = 0x8100_0400;
 /// How the kernel prints them, shortened.
 const SOFTIRQ: &str = "vec={vec} [action={vec:names 0=HI,1=TIMER}]";
 const OFF: u8 = Context::IRQS_OFF;
@@ -79,7 +81,9 @@ impl Script {
             writer.values(&format).expect("room");
         }
         writer.symbols([Symbol::new(header.address(FUNCTION), 64, "vfs_read")]).expect("room");
-        writer.symbols([Symbol::new(header.address(VECTOR), 64, "asm_timer")]).expect("room");
+        for (at, name) in [(VECTOR, "asm_timer"), (TRAP, "handle_exception")] {
+            writer.symbols([Symbol::new(header.address(at), 64, name)]).expect("room");
+        }
         for (pid, comm) in [(0, "idle"), (1, "init"), (7, "cat")] {
             writer.task(Task::new(pid, pid, comm.as_bytes())).expect("room");
         }

@@ -488,7 +488,7 @@ impl GuestCode for Code {
     }
 
     fn lead_switches(
-        &self,
+        &mut self,
         guest: &dyn Guest,
         switch: Switch,
         program: u16,
@@ -496,7 +496,15 @@ impl GuestCode for Code {
         let Some(&Way::Entry(to, _)) = self.programs.get(usize::from(program)) else {
             return Err(TraceError::Full(self.programs.len()));
         };
-        self.switches.lead((guest, &self.gap), switch, to)
+        self.switches.lead((guest, &self.gap), switch, (program, to))
+    }
+
+    fn rest_switches(
+        &mut self,
+        guest: &dyn Guest,
+        programs: &mut dyn Iterator<Item = u16>,
+    ) -> Result<(), TraceError> {
+        self.switches.rest((guest, &self.gap), programs)
     }
 
     fn switch(

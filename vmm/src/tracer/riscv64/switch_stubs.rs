@@ -14,19 +14,28 @@ use crate::tracer::guest::Guest;
 use crate::tracer::image::Image;
 use crate::tracer::view::View;
 use rustc_hash::FxHashMap;
-use vmtrace_trampolines::riscv64::encode::{Register, jal};
+use std::collections::BTreeSet;
+use vmtrace_trampolines::riscv64::encode::register::T0;
+use vmtrace_trampolines::riscv64::encode::{Register, jal, jr};
 use vmtrace_trampolines::riscv64::{Switch as Does, SwitchedWord, landing, switch_stub};
 
 const LEN: usize = 4;
 const LANDING: usize = 8;
 /// As far as `jal` reaches.
 const REACH: i64 = 1 << 20;
+/// Stubs must be near the end of the text.
+const BEHIND: TraceError = TraceError::Code(
+    "code of other tracers is where that of preemptirq:* must be; trace these events first, and \
+     remove and add them later",
+);
 
 /// What is there of all this. Run-time addresses, but for those of landings.
 #[derive(Default)]
 pub(super) struct SwitchStubs {
-    /// Of each event, the word with its program's address.
-    programs: FxHashMap<Switch, u64>,
+    /// Of each event, the word with its program's address, and which program that is.
+    programs: FxHashMap<Switch, (u64, Option<u16>)>,
+    /// What does nothing.
+    nothing: Option<u64>,
     /// What their records have in place of a site, beside them.
     stubs: FxHashMap<Replaced, (u64, u32)>,
     /// Landings (link addresses), or why there is none.
@@ -47,11 +56,21 @@ impl SwitchStubs {
     ) -> Result<Option<u32>, TraceError> {
         let SwitchKind::Replaced(replaced, way) = site.kind else { return Ok(None) };
         let switch = site.kind.switch();
-        let program = match self.programs.get(&switch) {
-            Some(&program) => program,
+        let nothing = match self.nothing {
+            Some(nothing) => nothing,
             None => {
-                let program = gap.put_small(guest, &[0; 8])?.ok_or(super::gap::FULL)?;
-                *self.programs.entry(switch).or_insert(program)
+                let code = jr(T0).to_le_bytes();
+                let at = gap.put_small(guest, &code)?.ok_or(super::gap::FULL)?;
+                *self.nothing.insert(at)
+            }
+        };
+        let program = match self.programs.get(&switch) {
+            Some(&(program, _)) => program,
+            None => {
+                let program = gap.put_small(guest, &nothing.to_le_bytes())?;
+                let program = program.ok_or(super::gap::FULL)?;
+                self.programs.insert(switch, (program, None));
+                program
             }
         };
         let (stub, word) = match self.stubs.get(&replaced) {
@@ -67,30 +86,54 @@ impl SwitchStubs {
                 *self.stubs.entry(replaced).or_insert((stub, word))
             }
         };
-        if let Some(at) = way
-            && !self.landings.contains_key(&at)
-        {
-            let refused = land((guest, image, kernel), at, replaced.through, stub)?;
-            self.landings.insert(at, refused);
+        match way {
+            Some(at) if !self.landings.contains_key(&at) => {
+                let refused = land((guest, image, kernel), at, replaced.through, stub)?;
+                self.landings.insert(at, refused);
+            }
+            Some(_) => {}
+            // Half of them would tell what is not so.
+            None if jump(image.runtime(site.address), stub).is_none() => return Err(BEHIND),
+            None => {}
         }
         Ok(Some(word))
     }
 
-    /// Lets all stubs of an event lead to a program, at a run-time address. One that is on its way
-    /// there comes to this one or to that before.
+    /// Lets all stubs of an event lead to a program, by its number and run-time address. One that is on
+    /// its way there comes to this one or to that before.
     ///
     /// # Errors
     /// When guest memory cannot be used.
     pub(super) fn lead(
-        &self,
+        &mut self,
         (guest, gap): (&dyn Guest, &Gap),
         switch: Switch,
-        program: u64,
+        (program, to): (u16, u64),
     ) -> Result<(), TraceError> {
-        match self.programs.get(&switch) {
-            Some(&word) => gap.put_again(guest, word, &program.to_le_bytes()),
-            None => Ok(()),
+        let Some((word, leads)) = self.programs.get_mut(&switch) else { return Ok(()) };
+        gap.put_again(guest, *word, &to.to_le_bytes())?;
+        *leads = Some(program);
+        Ok(())
+    }
+
+    /// Lets those lead to nothing that lead to others than these.
+    ///
+    /// # Errors
+    /// When guest memory cannot be used.
+    pub(super) fn rest(
+        &mut self,
+        (guest, gap): (&dyn Guest, &Gap),
+        programs: &mut dyn Iterator<Item = u16>,
+    ) -> Result<(), TraceError> {
+        let Some(nothing) = self.nothing else { return Ok(()) };
+        let used: BTreeSet<u16> = programs.collect();
+        for (word, leads) in self.programs.values_mut() {
+            if leads.is_some_and(|program| !used.contains(&program)) {
+                gap.put_again(guest, *word, &nothing.to_le_bytes())?;
+                *leads = None;
+            }
         }
+        Ok(())
     }
 
     /// What leads to a stub in place of an instruction, which is verified.
@@ -118,12 +161,17 @@ impl SwitchStubs {
         if found != replaced.word.to_le_bytes() {
             return Err(SkipReason::GuestOwned("another instruction"));
         }
-        let distance = to.wrapping_sub(image.runtime(site.address)).cast_signed();
-        let distance = i32::try_from(distance).ok().filter(|_| (-REACH..REACH).contains(&distance));
+        let distance = jump(image.runtime(site.address), to).ok_or(SkipReason::OutOfReach)?;
         let link = Register::new(replaced.link).ok_or(SkipReason::NoStub)?;
-        let jump = jal(link, distance.ok_or(SkipReason::OutOfReach)?);
-        Edit::new(physical, &found, &jump.to_le_bytes()).ok_or(SkipReason::OutOfReach)
+        let jump = jal(link, distance).to_le_bytes();
+        Edit::new(physical, &found, &jump).ok_or(SkipReason::OutOfReach)
     }
+}
+
+/// How far `jal` jumps from one address to another; `None` when that is out of reach.
+fn jump(from: u64, to: u64) -> Option<i32> {
+    let distance = to.wrapping_sub(from).cast_signed();
+    i32::try_from(distance).ok().filter(|_| (-REACH..REACH).contains(&distance))
 }
 
 /// What a stub needs to know.

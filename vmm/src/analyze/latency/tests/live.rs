@@ -28,10 +28,12 @@ fn what_was_off_before_its_events_were_traced_is_left_out() {
     assert_eq!(episodes(&report), [(1_000, 3, Some("12"), Some("13"))]);
     assert_eq!((report.doubtful, report.open), (0, 0));
     // An interrupt comes only while they are on, and the count is told only where it leaves 0.
-    let mut script = Script::new();
-    script.tell_at(100, 7, "irq_disable", (10, VECTOR + 4));
-    script.tell_at(130, 7, "irq_enable", (11, VECTOR + 9));
-    assert_eq!(script.report(Kind::Irqsoff, Some(0)).count, 1);
+    for entry in [VECTOR, TRAP] {
+        let mut script = Script::new();
+        script.tell_at(100, 7, "irq_disable", (10, entry + 4));
+        script.tell_at(130, 7, "irq_enable", (11, entry + 9));
+        assert_eq!(script.report(Kind::Irqsoff, Some(0)).count, 1, "{entry:#x}");
+    }
     let mut script = Script::new();
     script.tell(100, 7, "preempt_disable", 10);
     script.tell(130, 7, "preempt_enable", 11);
