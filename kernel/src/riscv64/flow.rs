@@ -65,15 +65,20 @@ impl Flow {
             if !text.range.contains(&new.start) {
                 reads = ALL;
             }
-            for (address, instruction) in text.instructions(new) {
-                reads |= instruction.reads;
-                match instruction.kind {
+            for (address, it) in text.instructions(new.clone()) {
+                reads |= it.reads;
+                match it.kind {
                     Kind::Branch { distance, .. } | Kind::Jump { distance }
                         if targets.len() < MOST =>
                     {
-                        targets.push(address.wrapping_add_signed(distance.into()));
+                        let to = address.wrapping_add_signed(distance.into());
+                        // Within itself it goes wherever it is.
+                        let from = if new.contains(&to) { new.start } else { old.start };
+                        targets.push(old.start.wrapping_add(to.wrapping_sub(from)));
                     }
                     Kind::Plain | Kind::AddImmediate { .. } | Kind::Load | Kind::Auipc { .. } => {}
+                    // `lr` and `sc`
+                    Kind::Fixed if it.reads != 0 => {}
                     _ => reads = ALL,
                 }
             }
@@ -86,7 +91,9 @@ impl Flow {
 
     fn new(mut ways: Vec<(u64, u64)>, mut replaced: Vec<Replaced>) -> Self {
         ways.sort_unstable();
-        let mut led: Vec<u64> = ways.iter().map(|&(_, to)| to).collect();
+        // Behind an instruction all is as it left it.
+        let jumps = ways.iter().filter(|(from, to)| to.wrapping_sub(*from) != 4);
+        let mut led: Vec<u64> = jumps.map(|&(_, to)| to).collect();
         led.sort_unstable();
         replaced.sort_unstable_by_key(|it| it.old.start);
         let longest = replaced.iter().map(|it| it.old.end - it.old.start).max().unwrap_or(0);
@@ -110,7 +117,7 @@ impl Flow {
 
     /// Goes through a function.
     pub(crate) fn live(&self, text: &Text<'_>, function: Range<u64>) -> Live {
-        let mut live = Live { function, before: Vec::new(), numbers: Vec::new() };
+        let mut live = Live { function, before: Vec::new(), numbers: Vec::new(), behind: ALL };
         let len = live.function.end.saturating_sub(live.function.start);
         if len > LONGEST {
             return live;
@@ -122,6 +129,14 @@ impl Flow {
             if let Some(place) = live.place(address) {
                 live.numbers[place] = number;
             }
+        }
+        let is_nop = |it: &Instruction| {
+            it.writes == 0 && matches!(it.kind, Kind::Plain | Kind::AddImmediate { .. })
+        };
+        let last = instructions.iter().rev().find(|(_, it)| !is_nop(it));
+        if last.is_some_and(|&(at, it)| text.is_breakpoint(at, it.len)) {
+            // `BUG` does not go on.
+            live.behind = 0;
         }
         // Who jumps to where that cannot be followed is still in the function, or calls another.
         let read = instructions.iter().fold(ARGUMENTS, |set, (_, it)| set | it.reads);
@@ -173,8 +188,8 @@ impl Flow {
             Kind::Jump { .. } | Kind::JumpRegister { .. } if it.writes == RA => ARGUMENTS,
             Kind::JumpRegister { .. } if it.writes == 0 => unknown,
             Kind::Jump { .. } | Kind::JumpRegister { .. } => ALL,
-            // `ecall` among others.
-            Kind::Fixed => ARGUMENTS | live.at(next),
+            // `ecall` among others, and not `lr` and `sc`.
+            Kind::Fixed if it.reads == 0 => ARGUMENTS | live.at(next),
             _ => live.at(next),
         }
     }
@@ -191,6 +206,8 @@ pub(crate) struct Live {
     before: Vec<u32>,
     /// Of each halfword, the number of the instruction that begins there.
     numbers: Vec<u32>,
+    /// Behind the last one.
+    behind: u32,
 }
 
 impl Live {
@@ -203,7 +220,8 @@ impl Live {
     pub(crate) fn at(&self, address: u64) -> u32 {
         let number = self.place(address).and_then(|place| self.numbers.get(place));
         let before = number.and_then(|&number| self.before.get(index(u64::from(number))));
-        before.copied().unwrap_or(ALL)
+        let unknown = if address == self.function.end { self.behind } else { ALL };
+        before.copied().unwrap_or(unknown)
     }
 }
 
@@ -233,6 +251,8 @@ mod tests {
     const JR_A0: u32 = 0x0005_0067;
     const JUMP_8: u32 = 0x0080_006f;
     const LI_A0: u32 = 0x0010_0513;
+    const EBREAK: u32 = 0x0010_0073;
+    const NOP: u32 = 0x0000_0013;
     const ECALL: u32 = 0x0000_0073;
 
     // A register that is read later would be lost.
@@ -261,6 +281,7 @@ mod tests {
         let all = |set: u32| set | ARGUMENTS;
         assert_eq!(live(&[ADDI_T0_T1, ADDI_T1_A0, JR_A0]), [all(T1), all(0), all(T1)]);
         assert_eq!(live(&[ADDI_T0_T1]), [ALL & !T0]);
+        assert_eq!(live(&[ADDI_T0_T1, EBREAK, NOP]), [all(T1), ARGUMENTS, 0]);
     }
 
     // The other way of a jump label or an exception reads what the first does not.
@@ -279,7 +300,9 @@ mod tests {
         let code = [JUMP_8, ADDI_T0_T1, RET];
         let bytes: Vec<u8> = code.iter().flat_map(|word| word.to_le_bytes()).collect();
         let text = Text::of_module(0, &bytes, &[]).unwrap();
-        assert_eq!(Flow::new(label(0, 8), Vec::new()).live(&text, 0..12).at(0) & TEMPORARY, T1);
+        let flow = Flow::new(label(0, 8), Vec::new());
+        assert_eq!(flow.live(&text, 0..12).at(0) & TEMPORARY, T1);
+        assert!(flow.leads_to(8) && !flow.leads_to(4));
         let text = Text::of_module(0, &[0; 20], &[]).unwrap();
         // More than a kernel has at one place, and a function longer than any.
         let flow = Flow::new(Vec::new(), (0..9).map(|_| replaced(0)).collect());
