@@ -50,7 +50,7 @@ fn row(host: &SharedHost, name: &str) -> Result<()> {
     }
     let ours = measure(host, name, "call", &["--event", "preemptirq:irq_*"])?;
     println!(
-        "  {:<28}  interrupts off and on in a system call: vmtrace {:6.1} for four events",
+        "  {:<28}  interrupts switched, all events of a system call: vmtrace {:6.1}",
         ours.release,
         value(&ours.text, "events call ")?,
     );
