@@ -44,7 +44,7 @@ pub(super) fn find(kernel: &Kernel) -> Result<Switches, KernelError> {
     for function in text.functions() {
         finder.search(function);
     }
-    let entered = finder.entries();
+    finder.entries();
     let both = |one: Told, other: Told| {
         let like = |told: Told| finder.list.iter().filter(|(_, it)| it.told.is_like(told)).count();
         like(one).min(like(other))
@@ -66,6 +66,13 @@ pub(super) fn find(kernel: &Kernel) -> Result<Switches, KernelError> {
         own.sort_unstable();
         own
     });
+    let tells = |told: Told| {
+        list.iter().any(|site| match site.kind {
+            SwitchKind::Replaced(replaced, _) => replaced.told.is_like(told),
+            _ => false,
+        })
+    };
+    let entered = tells(Told::Enter(0)) && tells(Told::Leave(0));
     let few = |counts: bool| {
         let known = list.iter().filter(|site| match site.kind {
             SwitchKind::Replaced(replaced, _) => replaced.told.counts() == counts,
@@ -403,9 +410,8 @@ impl<'a> Finder<'a> {
         }
     }
 
-    /// Where the assembly has saved the status, and where it sets that for its `sret`; whether both
-    /// were found.
-    fn entries(&mut self) -> bool {
+    /// Where the assembly has saved the status, and where it sets that for its `sret`.
+    fn entries(&mut self) {
         let symbols = self.kernel.symbols();
         let function = |name| {
             let start = symbols.address(name)?;
@@ -414,7 +420,7 @@ impl<'a> Finder<'a> {
         let (Some(enter), Some(leave)) =
             (function("handle_exception"), function("ret_from_exception"))
         else {
-            return false;
+            return;
         };
         // csrw sscratch, zero: from here on a trap is one of the kernel's. One before is of a way that
         // returns at once.
@@ -435,15 +441,11 @@ impl<'a> Finder<'a> {
         let set = |&(_, word): &(u64, u32)| word & 0xfff0_7fff == 0x1000_1073 && source(word) != 0;
         let all = self.text.instructions(leave.clone());
         let left = all.map(|(at, instruction)| (at, self.word(at, &instruction))).find(set);
-        let (Some((enters, word, told)), Some((leaves, last))) = (entered, left) else {
-            return false;
-        };
-        let before = self.list.len();
+        let (Some((enters, word, told)), Some((leaves, last))) = (entered, left) else { return };
         let live = self.flow.live(self.text, enter);
         self.add(&live, enters, (word, 4), told);
         let live = self.flow.live(self.text, leave);
         self.add(&live, leaves, (last, 4), Told::Leave(source(last)));
-        self.list.len() == before + 2
     }
 }
 
