@@ -139,7 +139,10 @@ impl Flow {
             live.behind = 0;
         }
         // Who jumps to where that cannot be followed is still in the function, or calls another.
-        let read = instructions.iter().fold(ARGUMENTS, |set, (_, it)| set | it.reads);
+        let read = instructions.iter().fold(ARGUMENTS, |set, &(address, it)| {
+            let others = self.replaced(address).map(|all| all.fold(0, |set, it| set | it.reads));
+            set | it.reads | others.unwrap_or(ALL)
+        });
         for round in 0.. {
             let mut changed = false;
             for (number, &(address, instruction)) in instructions.iter().enumerate().rev() {
@@ -303,6 +306,12 @@ mod tests {
         let flow = Flow::new(label(0, 8), Vec::new());
         assert_eq!(flow.live(&text, 0..12).at(0) & TEMPORARY, T1);
         assert!(flow.leads_to(8) && !flow.leads_to(4));
+        // It may be replaced by what reads something that nothing else does.
+        let code = [JR_A0, 0x13, RET];
+        let bytes: Vec<u8> = code.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let text = Text::of_module(0, &bytes, &[]).unwrap();
+        let flow = Flow::new(Vec::new(), vec![replaced(T0)]);
+        assert_eq!(flow.live(&text, 0..12).at(0) & TEMPORARY, T0);
         let text = Text::of_module(0, &[0; 20], &[]).unwrap();
         // More than a kernel has at one place, and a function longer than any.
         let flow = Flow::new(Vec::new(), (0..9).map(|_| replaced(0)).collect());
