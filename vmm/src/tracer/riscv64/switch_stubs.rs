@@ -6,6 +6,7 @@
 //! their program by a word, which changes in a pause.
 
 use super::gap::Gap;
+use super::tracepoint::reach;
 use crate::kernel::Kernel;
 use crate::kernel::preemptirq::{Replaced, Switch, SwitchKind, SwitchSite, Told};
 use crate::tracer::edit::{Edit, SkipReason};
@@ -21,8 +22,6 @@ use vmtrace_trampolines::riscv64::{Switch as Does, SwitchedWord, landing, switch
 
 const LEN: usize = 4;
 const LANDING: usize = 8;
-/// As far as `jal` reaches.
-const REACH: i64 = 1 << 20;
 /// Stubs must be near the end of the text.
 const BEHIND: TraceError = TraceError::Code(
     "code of other tracers is where that of preemptirq:* must be; trace these events first, and \
@@ -93,7 +92,7 @@ impl SwitchStubs {
             }
             Some(_) => {}
             // Half of them would tell what is not so.
-            None if jump(image.runtime(site.address), stub).is_none() => return Err(BEHIND),
+            None if reach(image.runtime(site.address), stub).is_none() => return Err(BEHIND),
             None => {}
         }
         Ok(Some(word))
@@ -161,17 +160,11 @@ impl SwitchStubs {
         if found != replaced.word.to_le_bytes() {
             return Err(SkipReason::GuestOwned("another instruction"));
         }
-        let distance = jump(image.runtime(site.address), to).ok_or(SkipReason::OutOfReach)?;
+        let distance = reach(image.runtime(site.address), to).ok_or(SkipReason::OutOfReach)?;
         let link = Register::new(replaced.link).ok_or(SkipReason::NoStub)?;
         let jump = jal(link, distance).to_le_bytes();
         Edit::new(physical, &found, &jump).ok_or(SkipReason::OutOfReach)
     }
-}
-
-/// How far `jal` jumps from one address to another; `None` when that is out of reach.
-fn jump(from: u64, to: u64) -> Option<i32> {
-    let distance = to.wrapping_sub(from).cast_signed();
-    i32::try_from(distance).ok().filter(|_| (-REACH..REACH).contains(&distance))
 }
 
 /// What a stub needs to know.

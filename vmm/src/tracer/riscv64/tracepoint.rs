@@ -55,7 +55,8 @@ pub(super) fn probe(at: u64, program: u64) -> Option<(Vec<u8>, u64)> {
     Some(([jal(T0, distance), RET].map(u32::to_le_bytes).concat(), at + PROBE_CALL))
 }
 
-fn reach(from: u64, to: u64) -> Option<i32> {
+/// How far `jal` jumps from one address to another; `None` when that is out of reach.
+pub(super) fn reach(from: u64, to: u64) -> Option<i32> {
     let distance = to.wrapping_sub(from).cast_signed();
     i32::try_from(distance).ok().filter(|_| (-REACH..REACH).contains(&distance))
 }
