@@ -6,7 +6,8 @@ use super::record::EventRecord;
 use super::values::{Shape, ValueField, ValuesFormat, ValuesOf};
 use super::wire::MAX_PID;
 
-/// A time in which a vCPU did not run, because it had left the guest for vmtrace.
+/// A time in which a vCPU did not run, because it had left the guest for vmtrace, or because the host ran
+/// others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostExit {
     /// When the vCPU went on, in ticks of the guest's clock.
@@ -55,7 +56,7 @@ macro_rules! names {
 }
 
 names! {
-    /// Why a vCPU leaves the guest for vmtrace.
+    /// Why a vCPU does not run.
     ExitReason {
         /// Anything else.
         Other = 0 "other",
@@ -77,6 +78,8 @@ names! {
         Error = 8 "error",
         /// It waits for room in its ring.
         Full = 9 "full",
+        /// It does not leave the guest for vmtrace: the host runs others.
+        Preempted = 10 "preempted",
     }
 }
 

@@ -1,4 +1,4 @@
-//! Exits of vCPUs in traces of guests.
+//! Times in which vCPUs did not run, in traces of guests.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -46,4 +46,31 @@ pub fn tell_of_the_console(lines: &[Value], address: &str) {
         })
         .collect();
     assert_eq!(told, sums);
+}
+
+/// A vCPU that the host had preempted has written nothing meanwhile. That was often, and is told of each: times of
+/// preemptions are microseconds off, and a machine that stands still while a clock is read makes one in thousands worse.
+pub fn preempted_vcpus_write_nothing(lines: &[Value]) {
+    const OFF: u64 = 100_000;
+    let mut records: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+    let mut preempted = Vec::new();
+    for line in lines {
+        let (Some(cpu), Some(ns)) = (line["cpu"].as_u64(), line["ns"].as_u64()) else { continue };
+        let fields = &line["fields"];
+        if line["name"] != "host:exit" {
+            records.entry(cpu).or_default().push(ns);
+        } else if fields["reason"] == "preempted" {
+            let took = fields["duration_ns"].as_u64().expect("a duration");
+            preempted.push((cpu, (ns - took).saturating_add(OFF), ns.saturating_sub(OFF)));
+        }
+    }
+    let wrote = |&&(cpu, from, until): &&(u64, u64, u64)| {
+        let of = records.get(&cpu).map_or(&[][..], Vec::as_slice);
+        let at = of.partition_point(|&ns| ns < from);
+        of.get(at).is_some_and(|&ns| ns < until)
+    };
+    let wrong: Vec<_> = preempted.iter().filter(wrote).collect();
+    eprintln!("{} preemptions, {wrong:?} with records", preempted.len());
+    assert!(preempted.len() > 10, "{preempted:?}");
+    assert!(wrong.len() * 100 <= preempted.len(), "{wrong:?} of {}", preempted.len());
 }

@@ -35,9 +35,11 @@ const MOUNTED: &str =
 fn recorded(kernel: &str, trace: &Path, kind: &str, file: &Path, run: &str) -> String {
     let image = cache_dir().unwrap().join("kernels").join(kernel).join("vmlinuz");
     let (file, trace) = (file.to_str().unwrap(), trace.to_str().unwrap());
-    let args = ["--cpus", "2", "--timeout", "300", "--cmdline", "loglevel=4", "--buffer", "256M"];
+    let args = ["--cpus", "2", "--timeout", "300", "--cmdline", "loglevel=4"];
+    // A machine that is busy with others takes nothing for a while.
+    let whole = ["--buffer", "256M", "--overflow", "block"];
     let more = ["--latency", kind, "--add", file, "--run", run, "-o", trace];
-    let output = vmtrace("boot", &image, &[&args[..], &more].concat());
+    let output = vmtrace("boot", &image, &[&args[..], &whole, &more].concat());
     let err = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(0), "{err}");
     err

@@ -215,7 +215,6 @@ fn switches_agree_with_the_state_of_the_cpu() {
 }
 
 #[test]
-#[ignore = "a busy host loses some of so many events: with scripts/test --all"]
 fn times_off_are_as_long_as_they_were() {
     unless_lost(|| latency::times_off_are_as_long_as_they_were("riscv64-7"));
 }

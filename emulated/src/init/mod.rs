@@ -24,7 +24,8 @@ pub fn wanted() -> bool {
 /// was built from. Returning ends the emulated host: the
 /// kernel panics when process 1 exits, and is told to reboot then, which ends QEMU.
 pub fn main(source: &str) -> ExitCode {
-    let notes = system::mount_all();
+    let mut notes = system::mount_all();
+    notes.extend(system::permit_perf_events());
     // Connections take several each.
     raise_descriptor_limit();
     let (kvm_error, module_notes) = system::load_modules();

@@ -1,7 +1,7 @@
-//! Exits of vCPUs as events.
+//! Times in which vCPUs did not run, as events.
 
 use super::Tracepoint;
-use crate::stream::{HostExit, Shown};
+use crate::stream::{ExitReason, HostExit, Shown};
 use std::fmt::Write as _;
 
 /// A time in which a vCPU was out of the guest, as an event `host:exit` tells it.
@@ -38,8 +38,11 @@ impl<'a> OutOfGuest<'a> {
         Some(out)
     }
 
-    /// Such as `exit io 0x3f8 out`.
+    /// Such as `exit io 0x3f8 out`, or `preempted`.
     pub(crate) fn label(&self) -> String {
+        if self.reason == ExitReason::Preempted.name() {
+            return self.reason.to_owned();
+        }
         let mut label = format!("exit {}", self.reason);
         if let Some(address) = self.address {
             let _ = write!(label, " {address:#x}");

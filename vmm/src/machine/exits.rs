@@ -47,8 +47,10 @@ pub enum ExitCause {
 /// An exit that is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VcpuExit {
-    /// What the guest would have read from its clock just before it went on.
+    /// What the guest would have read from its clock just before it went on,
     pub ticks: u64,
+    /// and when that was read: not before the first of these, nor after the second.
+    pub read: (Instant, Instant),
     /// From when KVM had handed the vCPU over to just before it got it back.
     pub duration: Duration,
     /// Why.
@@ -57,10 +59,16 @@ pub struct VcpuExit {
 
 /// Sees the exits of one vCPU, on the vCPU's thread: it must return promptly.
 pub trait ExitObserver: Send {
+    /// The vCPU's thread has begun, and nothing confines it yet.
+    fn starts(&mut self);
+
     /// Whether an exit that begins now is to be told.
     fn wants(&self) -> bool;
 
-    /// Something is about to be told; the clock has not been read yet.
+    /// An exit has begun that will be told.
+    fn left(&mut self, since: Instant);
+
+    /// It is about to be told; the clock has not been read yet.
     fn begins(&mut self);
 
     /// That is told. `None`: the clock could not be read.
@@ -93,10 +101,21 @@ impl ExitLog {
         self.observer = Some(observer);
     }
 
+    /// See [`ExitObserver::starts`].
+    pub(super) fn starts(&mut self) {
+        if let Some(observer) = &mut self.observer {
+            observer.starts();
+        }
+    }
+
     /// KVM has returned. What completes an instruction's I/O is part of the exit for that.
     pub(super) fn left(&mut self, cause: impl FnOnce() -> ExitCause) {
-        if let (Some(observer), State::In) = (&self.observer, &self.state) {
-            self.state = State::Out(observer.wants().then(|| (Instant::now(), cause())));
+        if let (Some(observer), State::In) = (&mut self.observer, &self.state) {
+            self.state = State::Out(observer.wants().then(|| {
+                let since = Instant::now();
+                observer.left(since);
+                (since, cause())
+            }));
         }
     }
 
@@ -126,7 +145,10 @@ impl ExitLog {
             // whatever comes between the two.
             let duration = since.elapsed();
             observer.begins();
-            observer.exited(clock().map(|ticks| VcpuExit { ticks, duration, cause }));
+            let before = Instant::now();
+            let ticks = clock();
+            let read = (before, Instant::now());
+            observer.exited(ticks.map(|ticks| VcpuExit { ticks, read, duration, cause }));
         }
     }
 }
@@ -142,9 +164,16 @@ mod tests {
         wants: Arc<AtomicBool>,
         exits: Arc<Mutex<Vec<Option<VcpuExit>>>>,
         begun: bool,
+        since: Option<Instant>,
     }
 
     impl ExitObserver for Seen {
+        fn starts(&mut self) {}
+
+        fn left(&mut self, since: Instant) {
+            assert!(self.since.replace(since).is_none(), "the one before was not told");
+        }
+
         fn wants(&self) -> bool {
             self.wants.load(Ordering::Relaxed)
         }
@@ -155,6 +184,10 @@ mod tests {
 
         fn exited(&mut self, exit: Option<VcpuExit>) {
             assert!(std::mem::take(&mut self.begun), "the clock was read before");
+            let since = self.since.take().expect("an exit that has begun");
+            if let Some(exit) = exit {
+                assert!(since + exit.duration <= exit.read.0 && exit.read.0 <= exit.read.1);
+            }
             self.exits.lock().unwrap().push(exit);
         }
     }

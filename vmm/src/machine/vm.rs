@@ -145,6 +145,7 @@ impl Machine {
             let thread = std::thread::Builder::new()
                 .name(format!("{}{id}", Thread::Vcpu.name()))
                 .spawn(move || {
+                    lock(&vcpu).exits.starts();
                     sandbox::enter(Thread::Vcpu);
                     all.wait();
                     vcpu::run(id, &vcpu, &control, &platform);

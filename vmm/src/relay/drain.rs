@@ -6,6 +6,7 @@ mod write;
 
 pub use anew::Left;
 pub use rest::{SNAPSHOT_TIME, Snapshot};
+use write::Last;
 
 use super::events::Events;
 use super::exits::Exits;
@@ -377,13 +378,14 @@ impl Drain {
             let mut empty = self.readers.get(vcpu).is_none();
             // Before the ring: when that is empty then, it has had all records from before them.
             let overwrites = self.overwrites(vcpu);
-            let settled = self.exits.take(vcpu, overwrites);
+            let settled = self.exits.take(vcpu, overwrites, now);
+            let certain = if overwrites { Last::None } else { Last::Certain };
             // A vCPU that outruns the relay must not starve the others.
             for _ in 0..16 {
                 self.raw.clear();
                 let Some(reader) = self.readers.get_mut(vcpu) else {
                     any |= self.exits.waiting(vcpu) > 0 && !overwrites;
-                    self.write(vcpu, !overwrites)?;
+                    self.write(vcpu, certain)?;
                     break;
                 };
                 let Some(order) = self.orders.get_mut(vcpu) else { break };
@@ -395,7 +397,9 @@ impl Drain {
                 // Only now: what interrupted the writer of a record that was taken is to be seen.
                 empty = reader.is_empty();
                 order.settle(&mut self.raw, empty || lost > 0);
-                self.write(vcpu, empty && !overwrites)?;
+                // Those that are before records that have just been taken.
+                self.exits.take_more(vcpu, overwrites);
+                self.write(vcpu, if empty { certain } else { Last::None })?;
                 self.lost(vcpu, lost, LossReason::Full)?;
                 if !more {
                     break;

@@ -6,6 +6,7 @@
 
 use crate::stream::{ExitReason, ExitsOf, HostExit, LossReason, Writer};
 use std::collections::VecDeque;
+use std::fmt;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -51,6 +52,18 @@ pub struct ExitReader {
     overwritten: u64,
     /// What was written, by reason.
     sums: Vec<(ExitReason, ExitsOf)>,
+    source: Option<Source>,
+    /// Those up to this time may be written though no record follows them.
+    certain: u64,
+}
+
+/// Has all put into a queue that is known by now.
+struct Source(Box<dyn FnMut() + Send>);
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Source")
+    }
 }
 
 /// The two ends of the exits of one vCPU.
@@ -70,6 +83,8 @@ fn exit_log_of(room: usize) -> (ExitWriter, ExitReader) {
         known: 0,
         overwritten: 0,
         sums: Vec::new(),
+        source: None,
+        certain: 0,
     };
     (writer, reader)
 }
@@ -93,24 +108,41 @@ impl ExitWriter {
             Some(Ok(())) => self.dropped = 0,
             // The trace has ended.
             Some(Err(TrySendError::Disconnected(_))) => {}
-            Some(Err(TrySendError::Full(_))) | None => {
-                self.dropped += 1;
-                self.shared.dropped.fetch_add(1, Ordering::SeqCst);
-            }
+            Some(Err(TrySendError::Full(_))) | None => self.drop_some(1),
         }
         self.shared.done.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// So many more are not known, but that they were there.
+    pub fn drop_some(&mut self, count: u64) {
+        self.dropped += count;
+        self.shared.dropped.fetch_add(count, Ordering::SeqCst);
     }
 }
 
 impl ExitReader {
+    /// `source` is called each time before the reader looks: it has the writer put there what is not from the
+    /// vCPU's own thread, and must be quick.
+    #[must_use]
+    pub fn with_source(mut self, source: impl FnMut() + Send + 'static) -> Self {
+        self.source = Some(Source(Box::new(source)));
+        self
+    }
+
     /// Exits that begin from now on are traced.
-    pub fn begin(&self) {
+    pub fn begin(&mut self) {
+        if let Some(Source(forget)) = &mut self.source {
+            forget();
+        }
         self.shared.on.store(true, Ordering::Relaxed);
     }
 
     /// Takes what is there. Whether all that was begun before is: any other exit reads its clock
     /// later than now. `overwrites`: the newest are kept, else the oldest.
     fn take(&mut self, overwrites: bool) -> bool {
+        if let Some(Source(tell)) = &mut self.source {
+            tell();
+        }
         let done = self.shared.done.load(Ordering::SeqCst);
         let settled = self.shared.begun.load(Ordering::SeqCst) == done;
         while overwrites || self.waiting.len() < WAITING {
@@ -124,6 +156,15 @@ impl ExitReader {
             self.waiting.push_back(told);
         }
         false
+    }
+
+    /// Those that wait may be written as soon as all records before them are. The time of a preemption is not
+    /// exact: a record of after it may have an earlier one, unless it is of before `certain` ticks.
+    fn settle(&mut self, certain: u64) {
+        let is_certain =
+            |exit: &HostExit| exit.reason != ExitReason::Preempted || exit.ticks <= certain;
+        let known = self.waiting.iter().take_while(|(_, exit)| is_certain(exit));
+        self.certain = known.last().map_or(0, |(_, exit)| exit.ticks);
     }
 
     /// The next one that was not after that time, and how many were dropped before it.
@@ -185,9 +226,26 @@ impl Exits {
         Self { readers, told: false }
     }
 
-    /// [`ExitReader::take`].
-    pub(super) fn take(&mut self, vcpu: usize, overwrites: bool) -> bool {
-        self.readers.get_mut(vcpu).is_none_or(|exits| exits.take(overwrites))
+    /// [`ExitReader::take`]; until `now` in ticks everything is known.
+    pub(super) fn take(&mut self, vcpu: usize, overwrites: bool, now: u64) -> bool {
+        let Some(exits) = self.readers.get_mut(vcpu) else { return true };
+        let settled = exits.take(overwrites);
+        if !overwrites {
+            exits.settle(now);
+        }
+        settled
+    }
+
+    /// Takes more: of these it is not known yet whether other records are before them.
+    pub(super) fn take_more(&mut self, vcpu: usize, overwrites: bool) {
+        if let Some(exits) = self.readers.get_mut(vcpu) {
+            exits.take(overwrites);
+        }
+    }
+
+    /// Up to then they may be written though no record follows them, in ticks.
+    pub(super) fn certain(&self, vcpu: usize) -> u64 {
+        self.readers.get(vcpu).map_or(0, |exits| exits.certain)
     }
 
     /// How many wait.
@@ -218,7 +276,7 @@ impl Exits {
         overwrites: bool,
         writer: &mut Writer<W>,
     ) -> io::Result<u64> {
-        self.take(vcpu, overwrites);
+        self.take_more(vcpu, overwrites);
         self.tell_overwritten(vcpu, writer)?;
         Ok(self.waiting(vcpu))
     }
@@ -283,6 +341,16 @@ fn lost<W: Write>(
 impl Drop for ExitReader {
     fn drop(&mut self) {
         self.shared.on.store(false, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+impl ExitReader {
+    /// All that there is, and how many are missing.
+    pub(crate) fn all(mut self) -> (Vec<HostExit>, u64) {
+        self.take(false);
+        let waiting = std::mem::take(&mut self.waiting);
+        (waiting.into_iter().map(|(_, exit)| exit).collect(), self.dropped())
     }
 }
 

@@ -49,7 +49,7 @@ impl Run {
         let (rings, sink) = (Rings::new(1), Sink::default());
         let (mut setup, _) = rings.setup(Box::new(sink.clone()));
         setup.stream = stream(setup.stream);
-        let (writer, reader) = exit_log();
+        let (writer, mut reader) = exit_log();
         assert!(!writer.is_on());
         reader.begin();
         assert!(writer.is_on());
@@ -158,6 +158,69 @@ fn a_watermark_waits_for_an_exit_that_is_being_told() {
     let (seen, _, late) = run.end();
     assert!(!late);
     assert_eq!(seen, [Seen::Entry(100), Seen::Entry(300), Seen::Exit(400)]);
+}
+
+// The times of preemptions are the host's, and some microseconds off. A record of after one that has an earlier time
+// would be given that of the preemption, and its guest would be said to have set its clock back.
+#[test]
+fn a_preemption_waits_for_records_of_before_it() {
+    let mut run = Run::new(false);
+    // Beyond what the relay thinks that the guest's clock shows.
+    let far = 1 << 41;
+    run.entry(100);
+    run.writer.begin();
+    run.writer.put(Some(HostExit { reason: ExitReason::Preempted, ..exit(far + 50) }));
+    run.drain.pass().unwrap();
+    put(&mut run.writer, far + 60);
+    run.drain.pass().unwrap();
+    run.entry(far + 45);
+    run.entry(far + 70);
+    run.drain.pass().unwrap();
+    let (seen, summary, _) = run.end();
+    use Seen::{Entry, Exit};
+    let wanted = [Entry(100), Entry(far + 45), Exit(far + 50), Exit(far + 60), Entry(far + 70)];
+    assert_eq!(seen, wanted);
+    assert_eq!(summary.notes, [] as [&str; 0]);
+}
+
+// What happened while the ring was looked at is known only to who asks again.
+#[test]
+fn a_preemption_is_before_the_records_that_follow_it() {
+    let (rings, sink) = (Rings::new(1), Sink::default());
+    let (mut setup, _) = rings.setup(Box::new(sink.clone()));
+    let (mut writer, reader) = exit_log();
+    let mut looks = 0;
+    let mut reader = reader.with_source(move || {
+        // At the beginning of the trace, before the ring, after it.
+        looks += 1;
+        if looks == 3 {
+            put(&mut writer, 200);
+        }
+    });
+    reader.begin();
+    (setup.exits, setup.ticks) = (vec![reader], 1 << 40);
+    let entry = |timestamp| {
+        let record = Common { timestamp, ..rings.record(0) };
+        rings.publish(rings.reserve(0).unwrap(), record);
+    };
+    entry(100);
+    entry(300);
+    let mut drain = Drain::start(setup).unwrap();
+    drain.pass().unwrap();
+    drain.finish(Summary::default(), &Grace::of(TIME)).unwrap();
+    let stream = std::mem::take(&mut *sink.0.lock().unwrap());
+    let mut reader = Reader::new(&*stream).unwrap();
+    let mut times = Vec::new();
+    while let Some(frame) = reader.next_frame().unwrap() {
+        if let Frame::Records(batch) = frame {
+            times.extend(batch.records().map(|record| match record {
+                Record::Entry { entry, .. } => entry.timestamp(),
+                Record::Event { event, .. } => event.head.timestamp.get(),
+                other => panic!("{other:?}"),
+            }));
+        }
+    }
+    assert_eq!(times, [100, 200, 300]);
 }
 
 // Nobody makes a vCPU wait: what there is no room for is missing at its place, and counted.

@@ -111,7 +111,10 @@ fn latency(out: &mut dyn Write, report: &Report, longest: &Episode) -> io::Resul
     )?;
     if report.exits > 0 {
         let host = micros(longest.host_ns);
-        writeln!(out, "#  => out of the guest: {host} us (exits to vmtrace, pauses among them)")?;
+        writeln!(
+            out,
+            "#  => out of the guest: {host} us (exits to vmtrace, pauses among them, and preempted)"
+        )?;
     }
     writeln!(out, "#")?;
     if report.context {

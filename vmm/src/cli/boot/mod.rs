@@ -158,8 +158,9 @@ pub struct Args {
     #[arg(long, help_heading = headings::TRACE)]
     pub context: bool,
     /// Trace every exit of a vCPU to vmtrace as an event host:exit, with its reason, port or address, and
-    /// the time that the vCPU was out of the guest, pauses included. Without -f, --tracer and --event only
-    /// exits are traced. With --latency they count as the host's time
+    /// the time that the vCPU was out of the guest, pauses included; and every time in which the host ran
+    /// others in its place (preempted). Without -f, --tracer and --event only exits are traced. With
+    /// --latency they count as the host's time
     #[arg(long, help_heading = headings::TRACE)]
     pub exits: bool,
     /// Count calls of the functions of -f in the guest instead of recording them: a table at the end

@@ -1,6 +1,7 @@
 //! Takes what is in the rings at the end, and in flight recorders at a snapshot. A ring may be larger than
 //! the output's queue should become: so it is taken in pieces, as fast as the output accepts them.
 
+use super::write::Last;
 use super::{BATCH, Drain, reason};
 use crate::serve::Patience;
 use crate::stream::LossReason;
@@ -100,7 +101,7 @@ impl Drain {
         let taken = (self.raw.records.len() - before) as u64;
         let last = rest.is_empty();
         order.settle(&mut self.raw, last);
-        self.write(vcpu, last)?;
+        self.write(vcpu, if last { Last::All } else { Last::None })?;
         Ok(taken)
     }
 
@@ -134,7 +135,7 @@ impl Drain {
         let Some(reader) = self.readers.get_mut(vcpu) else {
             self.exits.gather(vcpu, overwrites, &mut self.writer)?;
             self.raw.clear();
-            self.write(vcpu, true)?;
+            self.write(vcpu, Last::All)?;
             return Ok(0);
         };
         let (lost, mut rest) = reader.rest();

@@ -6,10 +6,21 @@ use crate::serve::Hub;
 use crate::stream::{EntryRecord, LossReason, RecordBuffer, Symbol, Writer};
 use std::io;
 
+/// Which exits are written though no record follows them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Last {
+    /// None: records from before them may come.
+    None,
+    /// Those that were there before the ring was looked at.
+    Certain,
+    /// All: nobody writes records any more.
+    All,
+}
+
 impl Drain {
-    /// Writes the raw records of one vCPU, with the names they need before them, and exits that were
-    /// before them, or `all` that were taken.
-    pub(super) fn write(&mut self, vcpu: usize, all: bool) -> io::Result<()> {
+    /// Writes the raw records of one vCPU, with the names they need before them, exits that were before
+    /// them, and those that are `last`.
+    pub(super) fn write(&mut self, vcpu: usize, last: Last) -> io::Result<()> {
         if self.slides.differ() {
             self.as_first();
         }
@@ -21,8 +32,13 @@ impl Drain {
         let cpu = u32::try_from(vcpu).unwrap_or(u32::MAX);
         // None come while this goes on.
         let has_exits = self.exits.waiting(vcpu) > 0;
+        let last = match last {
+            Last::None => 0,
+            Last::Certain => self.exits.certain(vcpu),
+            Last::All => u64::MAX,
+        };
         for record in self.raw.records.iter().map(Some).chain([None]) {
-            let until = record.map_or(if all { u64::MAX } else { 0 }, |record| record.timestamp);
+            let until = record.map_or(last, |record| record.timestamp);
             while has_exits
                 && let Some((dropped, exit)) = self.exits.next(vcpu, until, &mut self.writer)?
             {

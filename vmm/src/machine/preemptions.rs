@@ -1,0 +1,188 @@
+//! When the host's scheduler ran others in place of a vCPU's thread: `PERF_RECORD_SWITCH` of
+//! perf_event_open(2). Between a vCPU's exits nothing else tells it.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use nix::time::{ClockId, clock_gettime};
+use perf_event::events::Software;
+use perf_event::{Builder, Clock, SampleFlag, Sampler};
+
+/// `PERF_RECORD_LOST`, `PERF_RECORD_SWITCH` and the bits of a switch from the thread, and of one though it
+/// could have gone on (include/uapi/linux/perf_event.h).
+const LOST: u32 = 2;
+const SWITCH: u32 = 14;
+const SWITCH_OUT: u16 = 1 << 13;
+const SWITCH_OUT_PREEMPT: u16 = 1 << 14;
+/// Of the buffer: 32 KiB, for a thousand preemptions between two looks at it.
+const PAGES: usize = 8;
+
+/// What was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// The thread could have run, and did not.
+    Preempted {
+        /// Since then,
+        from: Instant,
+        /// until then.
+        until: Instant,
+    },
+    /// So many switches were more than the buffer has room for.
+    Lost(u64),
+}
+
+/// The preemptions of one thread.
+pub struct Preemptions {
+    sampler: Sampler,
+    /// One moment by two names: as the standard library has it, and in nanoseconds of `CLOCK_MONOTONIC`.
+    base: (Instant, u64),
+    switches: Switches,
+}
+
+impl Preemptions {
+    /// Those of the calling thread, from now on.
+    ///
+    /// # Errors
+    /// When the system does not tell: mostly by `kernel.perf_event_paranoid`.
+    pub fn of_this_thread() -> io::Result<Self> {
+        let counter = Builder::new(Software::DUMMY)
+            .context_switch(true)
+            .sample_id_all(true)
+            .sample(SampleFlag::TIME)
+            .clockid(Clock::MONOTONIC)
+            // Nobody waits for it.
+            .wakeup_watermark(1 << 30)
+            .enabled(true)
+            .build()?;
+        let sampler = counter.sampled(PAGES)?;
+        let now = clock_gettime(ClockId::CLOCK_MONOTONIC)?;
+        let base = (Instant::now(), nanoseconds(Duration::from(now)));
+        Ok(Self { sampler, base, switches: Switches::default() })
+    }
+
+    /// The next one that is over.
+    pub fn next(&mut self) -> Option<Seen> {
+        loop {
+            let record = self.sampler.next_record()?;
+            let words: Vec<u64> = record
+                .to_contiguous()
+                .chunks_exact(8)
+                .filter_map(|word| word.try_into().ok().map(u64::from_ne_bytes))
+                .collect();
+            let (kind, misc) = (record.ty(), record.misc());
+            drop(record);
+            match self.switches.next(kind, misc, &words) {
+                Some(Switched::Preempted(from, until)) => {
+                    let (from, until) = (self.at(from), self.at(until));
+                    return Some(Seen::Preempted { from, until });
+                }
+                Some(Switched::Lost(count)) => return Some(Seen::Lost(count)),
+                None => {}
+            }
+        }
+    }
+
+    fn at(&self, monotonic: u64) -> Instant {
+        let (instant, base) = self.base;
+        let moment = match monotonic.checked_sub(base) {
+            Some(after) => instant.checked_add(Duration::from_nanos(after)),
+            None => instant.checked_sub(Duration::from_nanos(base - monotonic)),
+        };
+        moment.unwrap_or(instant)
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// What a record tells, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Switched {
+    Preempted(u64, u64),
+    Lost(u64),
+}
+
+/// Where the thread is, as far as its records tell.
+#[derive(Debug, Default)]
+struct Switches {
+    /// Preempted since then.
+    since: Option<u64>,
+}
+
+impl Switches {
+    /// A record of this kind, with the words behind its header: the last one is its time.
+    fn next(&mut self, kind: u32, misc: u16, words: &[u64]) -> Option<Switched> {
+        let time = *words.last()?;
+        match kind {
+            SWITCH if misc & SWITCH_OUT == 0 => {
+                let since = self.since.take()?;
+                Some(Switched::Preempted(since, time.max(since)))
+            }
+            SWITCH => {
+                self.since = (misc & SWITCH_OUT_PREEMPT != 0).then_some(time);
+                None
+            }
+            LOST => {
+                self.since = None;
+                words.get(1).copied().map(Switched::Lost)
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // A vCPU that sleeps since its guest has nothing to do does not wait for its host.
+    #[test]
+    fn only_a_thread_that_could_go_on_is_preempted() {
+        let mut switches = Switches::default();
+        let mut next = |kind, misc, words: &[u64]| switches.next(kind, misc, words);
+        let preempted = SWITCH_OUT | SWITCH_OUT_PREEMPT;
+        assert_eq!(next(SWITCH, 0, &[5]), None, "it was there before");
+        assert_eq!(next(SWITCH, SWITCH_OUT, &[10]), None);
+        assert_eq!(next(SWITCH, 0, &[20]), None);
+        assert_eq!(next(SWITCH, preempted, &[30]), None);
+        assert_eq!(next(SWITCH, 0, &[37]), Some(Switched::Preempted(30, 37)));
+        assert_eq!(next(SWITCH, 0, &[40]), None);
+        // What came back is among the lost.
+        assert_eq!(next(SWITCH, preempted, &[50]), None);
+        assert_eq!(next(LOST, 0, &[1, 7, 55]), Some(Switched::Lost(7)));
+        assert_eq!(next(SWITCH, 0, &[60]), None);
+        assert_eq!(next(SWITCH, 0, &[]), None);
+        assert_eq!(next(9, 0, &[1]), None);
+    }
+
+    // Three busy threads on each CPU: this one must wait for others.
+    #[test]
+    fn a_thread_learns_of_its_own() {
+        let Ok(mut own) = Preemptions::of_this_thread() else {
+            eprintln!("not tested: this machine does not let us");
+            return;
+        };
+        let cpus = std::thread::available_parallelism().unwrap().get();
+        let end = Instant::now() + Duration::from_secs(20);
+        let busy = std::sync::atomic::AtomicBool::new(true);
+        let begun = Instant::now();
+        let seen = std::thread::scope(|scope| {
+            for _ in 0..2 * cpus {
+                scope.spawn(|| while busy.load(std::sync::atomic::Ordering::Relaxed) {});
+            }
+            let seen = loop {
+                if let Some(seen) = own.next() {
+                    break Some(seen);
+                }
+                if Instant::now() > end {
+                    break None;
+                }
+            };
+            busy.store(false, std::sync::atomic::Ordering::Relaxed);
+            seen
+        });
+        let Some(Seen::Preempted { from, until }) = seen else { panic!("{seen:?}") };
+        assert!(begun <= from && from < until && until <= Instant::now());
+    }
+}
