@@ -38,7 +38,7 @@ pub mod tracepoints;
 
 pub use btf::Btf;
 pub use compression::Compression;
-pub use context::NeedResched;
+pub use context::{NeedResched, PreemptCount};
 pub use error::KernelError;
 pub use exits::module::{ModuleExits, ModulePiece, ModuleRewrite, ModuleText};
 pub use exits::{After, Coverage, Exit, ExitKind, Exits, Missing, ReturnStats};

@@ -54,9 +54,9 @@ fn all_kinds_are_found_in_all_kernels() {
         let restored = count(list, |kind| matches!(kind, SwitchKind::Restore(_)));
         let calls = count(list, |kind| matches!(kind, SwitchKind::HandleCall(_)));
         let returns = count(list, |kind| kind == SwitchKind::Return);
-        let inc = count(list, |kind| kind == SwitchKind::Count(1));
-        let dec = count(list, |kind| kind == SwitchKind::Count(-1));
-        let add = count(list, |kind| matches!(kind, SwitchKind::Count(_))) - inc - dec;
+        let inc = count(list, |kind| matches!(kind, SwitchKind::Count { add: 1, .. }));
+        let dec = count(list, |kind| matches!(kind, SwitchKind::Count { add: -1, .. }));
+        let add = count(list, |kind| matches!(kind, SwitchKind::Count { .. })) - inc - dec;
         let all = [cli, sti, handled, restored, calls, returns, inc, dec, add];
         println!("{name}: cli, sti, handled, restored, calls, returns, inc, dec, add: {all:?}");
         assert!((350..700).contains(&cli) && (400..900).contains(&sti) && sti > cli, "{name}");
@@ -91,11 +91,18 @@ fn they_are_in_code_that_stays_and_is_as_it_must_be() {
                 }
                 SwitchKind::Return => (bytes[0] == 0xe9, false),
                 SwitchKind::Replaced(..) => (false, false),
-                SwitchKind::Count(1) => (bytes[..3] == [0x65, 0xff, 0x05], false),
-                SwitchKind::Count(-1) => (bytes[..3] == [0x65, 0xff, 0x0d], false),
-                SwitchKind::Count(add) => {
-                    let added = i32::from_le_bytes(bytes[7..].try_into().unwrap());
-                    (bytes[..3] == [0x65, 0x81, 0x05] && added == add, false)
+                SwitchKind::Count { add, wide } => {
+                    let begins = if wide { &[0x65, 0x48][..] } else { &[0x65] };
+                    let operation = bytes.strip_prefix(begins).unwrap();
+                    let fits = match add {
+                        1 => operation[..2] == [0xff, 0x05],
+                        -1 => operation[..2] == [0xff, 0x0d],
+                        add => {
+                            let added = i32::from_le_bytes(operation[6..].try_into().unwrap());
+                            operation[..2] == [0x81, 0x05] && added == add
+                        }
+                    };
+                    (fits, false)
                 }
             };
             assert!(fits, "{name}: {address:#x} {kind:?} {bytes:02x?}");
@@ -119,8 +126,8 @@ fn well_known_functions_have_them() {
         };
         assert!(within("_raw_spin_lock_irqsave", &|kind| kind == SwitchKind::Cli), "{name}");
         assert!(within("_raw_spin_unlock_irqrestore", &|kind| kind == SwitchKind::Sti), "{name}");
-        let begins = |kind| matches!(kind, SwitchKind::Count(add) if add > 1);
-        let ends = |kind| matches!(kind, SwitchKind::Count(add) if add < -1);
+        let begins = |kind| matches!(kind, SwitchKind::Count { add, .. } if add > 1);
+        let ends = |kind| matches!(kind, SwitchKind::Count { add, .. } if add < -1);
         assert!(within("irq_enter_rcu", &begins) || within("__irq_enter", &begins), "{name}");
         assert!(within("irq_exit_rcu", &ends) || within("__irq_exit_rcu", &ends), "{name}");
         assert!(within("do_syscall_64", &|kind| kind == SwitchKind::Return), "{name}");

@@ -6,8 +6,11 @@
 pub struct ContextPlaces {
     /// Of its flags (`thread_info.flags`).
     pub flags: u64,
-    /// Of the count of preemptions (x86-64: of the CPU, from the gs base).
+    /// Of the count of preemptions, 32 bits (x86-64: of the CPU, from the gs base).
     pub preempt_count: u64,
+    /// Of the byte whose highest bit is clear where the CPU is to preempt, from the gs base as well: where
+    /// that is not the highest of the count (x86-64 since 7.3).
+    pub resched: Option<u64>,
     /// Of the count of bans on its migration (`migration_disabled`), 16 bits.
     pub migration: u64,
     /// Of its count of softirqs, where the count of preemptions has none (`softirq_disable_cnt`,
@@ -26,7 +29,8 @@ pub struct ContextPlaces {
 /// bits 16..32  flags of the task, the lower 16; bits 24..32 are of the byte with the lazy flag, where
 ///              that is another one
 /// bits 32..64  count of preemptions as the kernel keeps it; bits 40..48 of PREEMPT_RT are of the
-///              task's own count of softirqs
+///              task's own count of softirqs, and bits 48..56 since 7.3 those of
+///              [`ContextPlaces::resched`] in place of bans on interrupts
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawContext(pub u64);
@@ -41,6 +45,7 @@ pub(crate) mod part {
     pub(crate) const LAZY: i32 = 3;
     pub(crate) const PREEMPT_COUNT: i32 = 4;
     pub(crate) const SOFTIRQ: i32 = 5;
+    pub(crate) const RESCHED: i32 = 6;
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "parts of a word")]

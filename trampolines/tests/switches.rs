@@ -129,7 +129,8 @@ fn counts_are_told_where_they_leave_0_and_become_0() {
     let guest = guest(Addressing::PerCpu);
     let mut tail = guest.ring(0).start();
     let softirq = 0x200;
-    for above in [0, ABOVE] {
+    // A word of 32 bits, and one of 64, each with what says that the CPU is not to preempt and without.
+    for (above, wide, upper) in [(0, false, 7), (ABOVE, false, 7), (0, true, 0), (0, true, ABOVE)] {
         for (add, before, told) in [
             (1, 0, true),
             (1, 1, false),
@@ -145,8 +146,9 @@ fn counts_are_told_where_they_leave_0_and_become_0() {
         ] {
             // <jump>; setz cl; ret
             let code = [0, 0, 0, 0, 0, 0x0f, 0x94, 0xc1, 0xc3];
-            let switch = Switch::Count { add, count: COUNT };
+            let switch = Switch::Count { add, count: COUNT, wide };
             let names = lead(&guest, switch, &code, (0, 0xe9));
+            guest.set_upper(0, upper);
             let start = before.cast_unsigned() | above;
             guest.set_context(0, (0, [start, 0, 0]));
             let mut registers: Registers = common::registers(0x5a5a_5a5a_5a5a_5a00);
@@ -155,7 +157,8 @@ fn counts_are_told_where_they_leave_0_and_become_0() {
             guest.run(3, &mut registers);
             let end = start.wrapping_add_signed(add);
             if add < 0 {
-                assert_eq!(registers.x[1] & 0xff, u64::from(end == 0), "{add} to {start:#x}");
+                let is_zero = end == 0 && (!wide || upper == 0);
+                assert_eq!(registers.x[1] & 0xff, u64::from(is_zero), "{add} to {start:#x}");
             }
             for register in [0, 2, 3, 5, 6, 7, 8, 9, 12, 13, 14, 15] {
                 assert_eq!(registers.x[register], kept.x[register], "register {register}");
@@ -171,7 +174,8 @@ fn counts_are_told_where_they_leave_0_and_become_0() {
                 let within = u64::from(within & !0xff00);
                 assert_eq!(record.fields[0] >> 32, within, "{add} to {start:#x}");
             }
-            assert_eq!(guest.count(0), end, "{add} to {start:#x}");
+            let all = u64::from(upper) << 32 | u64::from(end);
+            assert_eq!(guest.wide_count(0), all, "{add} to {start:#x}");
         }
     }
 }
@@ -179,13 +183,20 @@ fn counts_are_told_where_they_leave_0_and_become_0() {
 // Most changes of the count are within others: each instruction is one for each lock of the kernel.
 #[test]
 fn changes_within_others_are_cheap() {
-    for (add, most) in [(1, 4), (-1, 6), (0x100, 4), (-0x100, 6)] {
-        let switch = Switch::Count { add, count: 0x35008 };
+    for (add, wide, most) in [
+        (1, false, 4),
+        (-1, false, 6),
+        (0x100, false, 4),
+        (-0x100, false, 6),
+        (1, true, 4),
+        (-1, true, 4),
+    ] {
+        let switch = Switch::Count { add, count: 0x35008, wide };
         let stub = switch_stub(0x1000, switch, (0x2000, 0x2007), 0x4000).unwrap();
         // Without those in between: the two of a branch that is not taken, and those that tell.
         let all = instructions(&stub.bytes).len();
         let told = if add > 0 { 9 } else { 7 };
-        assert_eq!(all - told, most, "{add}");
+        assert_eq!(all - told, most, "{add} {wide}");
         assert!(stub.bytes.len() <= 96, "{} bytes", stub.bytes.len());
     }
 }
@@ -197,7 +208,7 @@ fn what_is_out_of_reach_has_no_stub() {
     assert!(made(near.0, near.1 + 4096));
     assert!(!made(0x1_0000_0000, near.1 + 4096) && !made(near.0, 1 << 44));
     let count = |add, count| {
-        let switch = Switch::Count { add, count };
+        let switch = Switch::Count { add, count, wide: false };
         switch_stub(near.1, switch, (near.0, near.0 + 7), near.1 + 4096).is_some()
     };
     assert!(count(1, 0xffff_ffff_83db_d030) && !count(1, 1 << 40));

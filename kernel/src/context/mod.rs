@@ -1,4 +1,5 @@
-//! Finds the flags of a task that ask for a reschedule.
+//! Finds what the state of a CPU consists of: the flags of a task that ask for a reschedule, and the parts of the
+//! count of preemptions.
 //!
 //! The numbers of these flags (`TIF_NEED_RESCHED`, `TIF_NEED_RESCHED_LAZY`) differ between versions
 //! and architectures. Distributions backport the newer ones, and type information has no macros.
@@ -41,20 +42,55 @@ impl NeedResched {
     }
 }
 
+/// How a kernel keeps its count of preemptions (include/linux/preempt.h): preemptions have bits 0 to 7 and
+/// softirqs 8 to 15 in all versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PreemptCount {
+    /// Interrupts have bits 16 to 19, NMIs 20 to 23, and on x86-64 the highest bit of 32 is clear where the
+    /// CPU is to preempt.
+    Narrow,
+    /// Since 7.3: bans on interrupts have bits 16 to 23, interrupts 24 to 27, NMIs those from 28 on. On
+    /// x86-64 it is a word of 64 bits, of which the highest one is clear where the CPU is to preempt.
+    Wide,
+}
+
 impl Kernel {
     /// Which flags ask for a reschedule; `None` when the image does not show it.
     #[must_use]
     pub fn need_resched(&self) -> Option<NeedResched> {
-        /// The function has less than 200 bytes.
-        const MAX: u64 = 1024;
-        let start = self.symbols().address("tracing_gen_ctx_irq_test")?;
-        let len = self.symbols().next_after(start)?.checked_sub(start)?.min(MAX);
-        let code = self.bytes(start, index(len))?;
+        let code = self.context_code()?;
         let bits = match self.arch() {
             Arch::X86_64 => x86_64::tested(code),
             Arch::Riscv64 => riscv64::tested(code),
         };
         NeedResched::of(&bits)
+    }
+
+    /// How it keeps its count of preemptions.
+    #[must_use]
+    pub fn preempt_count(&self) -> PreemptCount {
+        let by_code = match self.arch() {
+            Arch::X86_64 => self.context_code().and_then(x86_64::preempt_count),
+            Arch::Riscv64 => None,
+        };
+        by_code.unwrap_or_else(|| {
+            // What brings interrupts back when there are no bans left (kernel/softirq.c, 7.3).
+            let has = |name| self.symbols().address(name).is_some();
+            if has("_local_interrupt_save_state") || has("local_interrupt_disable_state") {
+                PreemptCount::Wide
+            } else {
+                PreemptCount::Narrow
+            }
+        })
+    }
+
+    /// What makes ftrace's columns of context.
+    fn context_code(&self) -> Option<&[u8]> {
+        /// The function has less than 200 bytes.
+        const MAX: u64 = 1024;
+        let start = self.symbols().address("tracing_gen_ctx_irq_test")?;
+        let len = self.symbols().next_after(start)?.checked_sub(start)?.min(MAX);
+        self.bytes(start, index(len))
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
-use super::Value;
+use super::{PreemptCount, Value};
 
 /// Bits of the flags that the code tests one by one.
 pub(super) fn tested(code: &[u8]) -> BTreeSet<u8> {
@@ -27,6 +27,22 @@ pub(super) fn tested(code: &[u8]) -> BTreeSet<u8> {
         }
     }
     bits
+}
+
+/// How the count of preemptions is kept, by what the code asks of its bits for NMIs.
+pub(super) fn preempt_count(code: &[u8]) -> Option<PreemptCount> {
+    const NARROW: u64 = 0xf0_0000;
+    const WIDE: u64 = 0xf000_0000;
+    let masks: BTreeSet<u64> = Decoder::new(64, code, DecoderOptions::NONE)
+        .into_iter()
+        .filter(|it| matches!(it.mnemonic(), Mnemonic::Test | Mnemonic::And))
+        .filter_map(|it| immediate(&it).map(|mask| mask & 0xffff_ffff))
+        .collect();
+    match (masks.contains(&NARROW), masks.contains(&WIDE)) {
+        (true, false) => Some(PreemptCount::Narrow),
+        (false, true) => Some(PreemptCount::Wide),
+        _ => None,
+    }
 }
 
 /// The register, and by how much it is to be shifted: `ah` and its like are the second byte.
@@ -94,6 +110,19 @@ mod tests {
 
     fn bits(code: &[u8]) -> Vec<u8> {
         tested(code).into_iter().collect()
+    }
+
+    // The one for NMIs is where the other counts nothing.
+    #[test]
+    fn a_count_is_known_by_the_mask_of_nmis() {
+        // test eax, 0xf00000; test eax, 0xf0000
+        let narrow = [0xa9, 0, 0, 0xf0, 0, 0xa9, 0, 0, 0xf, 0];
+        assert_eq!(preempt_count(&narrow), Some(PreemptCount::Narrow));
+        // test esi, 0xf0000000; test esi, 0xf000000
+        let wide = [0xf7, 0xc6, 0, 0, 0, 0xf0, 0xf7, 0xc6, 0, 0, 0, 0xf];
+        assert_eq!(preempt_count(&wide), Some(PreemptCount::Wide));
+        assert_eq!(preempt_count(&[narrow, [0; 10]].concat()), Some(PreemptCount::Narrow));
+        assert_eq!((preempt_count(&narrow[5..]), preempt_count(&[])), (None, None));
     }
 
     // As compilers of several years write it (bytes of `objdump -d`).

@@ -78,8 +78,13 @@ pub enum SwitchKind {
     /// The return of a function that handles system calls: the program goes on. 5 bytes that
     /// `.return_sites` names.
     Return,
-    /// Adds this to the count of preemptions: 7 bytes for 1 and -1, 11 for others.
-    Count(i32),
+    /// Changes the count of preemptions: 7 bytes for 1 and -1, 11 for others, and one more where it is wide.
+    Count {
+        /// What is added.
+        add: i32,
+        /// The count is the lower half of a word of 64 bits (since 7.3), else all of one of 32.
+        wide: bool,
+    },
     /// riscv64: what is replaced by a jump, to a landing (link address: room for two instructions,
     /// which others share) or without one to anywhere within 256 KiB behind the text.
     Replaced(Replaced, Option<u64>),
@@ -156,8 +161,8 @@ impl SwitchKind {
         match self {
             Self::Cli | Self::Handle(_) | Self::HandleCall(_) => Switch::IrqDisable,
             Self::Sti | Self::Restore(_) | Self::Return => Switch::IrqEnable,
-            Self::Count(add) if add > 0 => Switch::PreemptDisable,
-            Self::Count(_) => Switch::PreemptEnable,
+            Self::Count { add, .. } if add > 0 => Switch::PreemptDisable,
+            Self::Count { .. } => Switch::PreemptEnable,
             Self::Replaced(replaced, _) => replaced.told.switch(),
         }
     }
@@ -169,8 +174,8 @@ impl SwitchKind {
             Self::Replaced(..) => 4,
             Self::Cli | Self::Sti => 6,
             Self::Handle(_) | Self::HandleCall(_) | Self::Restore(_) | Self::Return => 5,
-            Self::Count(1 | -1) => 7,
-            Self::Count(_) => 11,
+            Self::Count { add: 1 | -1, wide } => 7 + u8::from(wide),
+            Self::Count { wide, .. } => 11 + u8::from(wide),
         }
     }
 }

@@ -221,14 +221,14 @@ impl Finder<'_> {
     /// Changes of the count of preemptions; whether there are any both ways.
     fn counts(&mut self) -> bool {
         let all = self.survey.counted().to_vec();
-        for Counted { address, len, add, by_register } in all {
+        for Counted { address, len, add, wide, by_register } in all {
             if by_register {
-                // The instruction that changes it then has 3 bytes.
+                // The instruction that changes it by a register has 3 bytes.
                 self.unusable[1].push(address);
                 continue;
             }
             // What sets it, or only the bit that asks for a reschedule.
-            let Some(kind) = add.map(SwitchKind::Count) else { continue };
+            let Some(kind) = add.map(|add| SwitchKind::Count { add, wide }) else { continue };
             let rewritten = self.survey.patches.bytes.any(address, len);
             let led_into = self.survey.is_led_into(address.wrapping_add(1), len - 1);
             if rewritten || led_into || len != kind.size() || add == Some(0) {
@@ -237,6 +237,10 @@ impl Finder<'_> {
                 self.add(address, kind);
             }
         }
-        [1, -1].iter().all(|&add| self.list.iter().any(|it| it.kind == SwitchKind::Count(add)))
+        let is_there = |wanted| {
+            let adds = |kind| matches!(kind, SwitchKind::Count { add, .. } if add == wanted);
+            self.list.iter().any(|it| adds(it.kind))
+        };
+        is_there(1) && is_there(-1)
     }
 }

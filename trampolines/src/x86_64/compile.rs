@@ -251,6 +251,13 @@ pub(super) fn context(ops: &mut Assembler, values: &Values, to: i32) -> Result<(
         ; gs mov edx, [DWORD count]
         ; mov [r10 + to + part::PREEMPT_COUNT], edx
     );
+    if let Some(resched) = places.resched {
+        let resched = disp("the offset of the bit that asks for a reschedule", resched)?;
+        dynasm!(ops; .arch x64
+            ; gs mov dl, [DWORD resched]
+            ; mov [r10 + to + part::RESCHED], dl
+        );
+    }
     if let Some(lazy) = places.lazy {
         let lazy = disp("the offset of a task's lazy flag", lazy)?;
         dynasm!(ops; .arch x64

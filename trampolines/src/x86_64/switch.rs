@@ -20,12 +20,15 @@ pub enum Switch {
     Restore(u64),
     /// A return.
     Return,
-    /// Adds to a count of the CPU, of 31 bits: told where that becomes 0, or is 0 no more.
+    /// Adds to a count of the CPU: told where that becomes 0, or is 0 no more. It has the lower 31 bits of a
+    /// word of 32, or the lower half of a wide one.
     Count {
         /// What is added: not 0.
         add: i32,
-        /// Offset of the count from the gs base.
+        /// Offset of the word from the gs base.
         count: u64,
+        /// The word has 64 bits.
+        wide: bool,
     },
 }
 
@@ -94,7 +97,10 @@ pub fn switch_stub(
             ending = Some(code.bytes.len());
             code.bytes.extend(ENDING);
         }
-        Switch::Count { add, count } => code.count(add, count, (site, next), program)?,
+        Switch::Count { add, count, wide } => {
+            let count = i32::try_from(count.cast_signed()).ok()?;
+            code.count(add, (count, wide), (site, next), program)?;
+        }
     }
     Some(SwitchStub { bytes: code.bytes, names: code.names, ending })
 }
@@ -156,16 +162,25 @@ impl Stub {
         Some(())
     }
 
-    /// An instruction on the count: its first bytes, with the byte that says which operand
+    /// An instruction on the word of the count, or on all 64 bits of it: its opcode and operation
     /// (`gs:[disp32]`), then its immediate.
-    fn on_count(&mut self, [opcode, operation]: [u8; 2], count: i32, immediate: &[u8]) {
-        self.bytes.extend([0x65, opcode, 0x04 | operation << 3, 0x25]);
+    fn on_count(
+        &mut self,
+        [opcode, operation]: [u8; 2],
+        (count, wide): (i32, bool),
+        immediate: &[u8],
+    ) {
+        self.bytes.push(0x65);
+        if wide {
+            self.bytes.push(0x48);
+        }
+        self.bytes.extend([opcode, 0x04 | operation << 3, 0x25]);
         self.bytes.extend(count.to_le_bytes());
         self.bytes.extend(immediate);
     }
 
     /// inc, dec or add, as it was.
-    fn add(&mut self, add: i32, count: i32) {
+    fn add(&mut self, add: i32, count: (i32, bool)) {
         match add {
             1 => self.on_count([0xff, 0], count, &[]),
             -1 => self.on_count([0xff, 1], count, &[]),
@@ -177,15 +192,16 @@ impl Stub {
     fn count(
         &mut self,
         add: i32,
-        count: u64,
+        count: (i32, bool),
         (site, next): (u64, u64),
         program: u64,
     ) -> Option<()> {
-        const ABOVE: u32 = 1 << 31;
-        let count = i32::try_from(count.cast_signed()).ok()?;
+        let (at, wide) = count;
+        // The bit above the count, in its word of 32 bits: there is none in a wide one's.
+        let above: u32 = if wide { 0 } else { 1 << 31 };
         if add > 0 {
             // test [count], 0x7fffffff
-            self.on_count([0xf7, 0], count, &(!ABOVE).to_le_bytes());
+            self.on_count([0xf7, 0], (at, false), &(!above).to_le_bytes());
             let plain = self.branch(JNE);
             self.add(add, count);
             self.tell_and_keep(site, program)?;
@@ -194,11 +210,16 @@ impl Stub {
         } else {
             let last = add.checked_neg().filter(|&last| last > 0)?.cast_unsigned();
             // cmp [count], last, with the bit above and without
-            self.on_count([0x81, 7], count, &(last | ABOVE).to_le_bytes());
-            let tell = self.branch(JE);
-            self.on_count([0x81, 7], count, &last.to_le_bytes());
+            let mut tell = None;
+            if above != 0 {
+                self.on_count([0x81, 7], (at, false), &(last | above).to_le_bytes());
+                tell = Some(self.branch(JE));
+            }
+            self.on_count([0x81, 7], (at, false), &last.to_le_bytes());
             let plain = self.branch(JNE);
-            self.land(tell)?;
+            if let Some(tell) = tell {
+                self.land(tell)?;
+            }
             self.tell_and_keep(site, program)?;
             self.land(plain)?;
         }

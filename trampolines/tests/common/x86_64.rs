@@ -242,7 +242,9 @@ impl FakeGuest {
                 preempt_count: PREEMPT_COUNT,
                 migration: MIGRATION,
                 softirq: Some(SOFTIRQ),
-                // One of the two as kernels with a flag up there.
+                // One of the two as kernels with a flag up there, and with a wide count.
+                resched: matches!(addressing, x86_64::Addressing::Shared { .. })
+                    .then_some(PREEMPT_COUNT + 7),
                 lazy: matches!(addressing, x86_64::Addressing::Shared { .. }).then_some(FLAGS + 2),
             }),
         };
@@ -290,10 +292,16 @@ impl FakeGuest {
         }
     }
 
-    /// The count of preemptions of a CPU.
-    pub(crate) fn count(&self, cpu: u64) -> u32 {
+    /// What a CPU has in the upper half of a wide count.
+    pub(crate) fn set_upper(&self, cpu: u64, upper: u32) {
         // SAFETY: inside the mappings of `new`.
-        unsafe { at::<u32>(self.per_cpu + cpu * AREA + PREEMPT_COUNT).read_volatile() }
+        unsafe { at::<u32>(self.per_cpu + cpu * AREA + PREEMPT_COUNT + 4).write_volatile(upper) };
+    }
+
+    /// A wide count of preemptions of a CPU.
+    pub(crate) fn wide_count(&self, cpu: u64) -> u64 {
+        // SAFETY: inside the mappings of `new`.
+        unsafe { at::<u64>(self.per_cpu + cpu * AREA + PREEMPT_COUNT).read_volatile() }
     }
 
     /// Calls the traced function `site` on the CPU of this thread.

@@ -53,6 +53,7 @@ pub(crate) fn usual_x86() -> vmtrace_trampolines::x86_64::Values {
         context: Some(ContextPlaces {
             flags: 0,
             preempt_count: 0x1_fb40,
+            resched: None,
             migration: 0x7f0,
             softirq: None,
             lazy: None,
@@ -72,6 +73,7 @@ pub(crate) fn usual_riscv() -> vmtrace_trampolines::riscv64::Values {
         context: Some(ContextPlaces {
             flags: 0,
             preempt_count: 8,
+            resched: None,
             migration: 0x448,
             softirq: None,
             lazy: None,

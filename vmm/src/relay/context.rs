@@ -1,18 +1,35 @@
 //! Converts the state of a CPU from the form of programs to that of the stream.
 
-use crate::kernel::{Arch, Kernel, NeedResched};
+use crate::kernel::{Arch, Kernel, NeedResched, PreemptCount};
 use crate::stream::Context;
 use vmtrace_trampolines::RawContext;
 
-/// Parts of the count of preemptions (include/linux/preempt.h).
+/// Parts of the count of preemptions (include/linux/preempt.h) that are the same in all versions.
 mod part {
     pub(super) const PREEMPTION: u32 = 0xff;
     pub(super) const IN_SOFTIRQ: u32 = 0x100;
     pub(super) const SOFTIRQS_OFF: u32 = 0xfe00;
-    pub(super) const HARDIRQ: u32 = 0xf_0000;
-    pub(super) const NMI: u32 = 0xf0_0000;
+}
+
+/// Others.
+#[derive(Clone, Copy, Debug)]
+struct Parts {
+    hardirq: u32,
+    nmi: u32,
     /// Clear where the CPU is to preempt (x86).
-    pub(super) const NO_RESCHED: u32 = 1 << 31;
+    no_resched: u32,
+}
+
+impl Parts {
+    fn of(count: PreemptCount) -> Self {
+        match count {
+            PreemptCount::Narrow => Self { hardirq: 0xf_0000, nmi: 0xf0_0000, no_resched: 1 << 31 },
+            // Where programs put that bit, of those that count bans on interrupts.
+            PreemptCount::Wide => {
+                Self { hardirq: 0xf00_0000, nmi: 0xf000_0000, no_resched: 1 << 23 }
+            }
+        }
+    }
 }
 
 /// What the bits mean in one kernel.
@@ -21,6 +38,7 @@ pub(super) struct Meaning {
     /// Numbers of bits in the flags of the task as they are recorded.
     eager: u8,
     lazy: Option<u8>,
+    parts: Parts,
     /// The count of preemptions tells whether the CPU is to preempt.
     folded: bool,
     /// Tracepoints switch preemption off once while they call their probes.
@@ -36,13 +54,14 @@ impl Meaning {
             && kernel.btf().is_ok_and(|btf| btf.member_offset("tracepoint", "ext").is_some());
         let (folded, counted) =
             (kernel.arch() == Arch::X86_64, has("preempt_schedule") && !by_srcu);
-        Some(Self::new(kernel.need_resched()?, folded, counted))
+        let parts = Parts::of(kernel.preempt_count());
+        Some(Self::new(kernel.need_resched()?, parts, folded, counted))
     }
 
-    fn new(need: NeedResched, folded: bool, counted: bool) -> Self {
+    fn new(need: NeedResched, parts: Parts, folded: bool, counted: bool) -> Self {
         // A byte that is not among the lower two is recorded in place of the second.
         let recorded = |bit| if need.far().is_some() { 8 + bit % 8 } else { bit };
-        Self { eager: need.eager, lazy: need.lazy.map(recorded), folded, counted }
+        Self { eager: need.eager, lazy: need.lazy.map(recorded), parts, folded, counted }
     }
 
     /// As `tracing_gen_ctx_irq_test` makes it (kernel/trace/trace.c).
@@ -53,10 +72,10 @@ impl Meaning {
             (!raw.interrupts_on(), Context::IRQS_OFF),
             (self.lazy.is_some_and(task), Context::NEED_RESCHED_LAZY),
             (task(self.eager), Context::NEED_RESCHED),
-            (count & part::HARDIRQ != 0, Context::HARDIRQ),
+            (count & self.parts.hardirq != 0, Context::HARDIRQ),
             (count & part::IN_SOFTIRQ != 0, Context::SOFTIRQ),
-            (self.folded && count & part::NO_RESCHED == 0, Context::PREEMPT_RESCHED),
-            (count & part::NMI != 0, Context::NMI),
+            (self.folded && count & self.parts.no_resched == 0, Context::PREEMPT_RESCHED),
+            (count & self.parts.nmi != 0, Context::NMI),
             (count & part::SOFTIRQS_OFF != 0, Context::BH_OFF),
         ];
         let flags = flags.into_iter().fold(0, |all, (is, flag)| if is { all | flag } else { all });
@@ -78,8 +97,12 @@ mod tests {
     use super::*;
 
     fn shown(folded: bool, lazy: Option<u8>, raw: u64) -> [String; 2] {
+        shown_of(PreemptCount::Narrow, folded, lazy, raw)
+    }
+
+    fn shown_of(count: PreemptCount, folded: bool, lazy: Option<u8>, raw: u64) -> [String; 2] {
         let need = NeedResched { eager: 3, lazy };
-        let meaning = Meaning::new(need, folded, true);
+        let meaning = Meaning::new(need, Parts::of(count), folded, true);
         let raw = RawContext(raw);
         [meaning.context(raw), meaning.context_of_event(raw)].map(|context| context.to_string())
     }
@@ -98,5 +121,17 @@ mod tests {
         assert_eq!(shown(true, Some(19), 0x8000_0001_f700_0000 | ON), ["...1.", "....."]);
         assert_eq!(shown(true, None, 0x8010_0201_0000_00ff), ["D.z1f", "D.z.f"]);
         assert_eq!(shown(true, None, 0x8000_0201_0000_0000 | ON), ["b..1.", "b...."]);
+    }
+
+    // 7.3 counts bans on interrupts where older ones count interrupts.
+    #[test]
+    fn a_wide_count_has_its_parts_elsewhere() {
+        let shown = |raw| shown_of(PreemptCount::Wide, true, Some(4), raw);
+        assert_eq!(shown(0x0080_0002_0000_0000), ["d..2.", "d..1."]);
+        assert_eq!(shown(0x0000_0002_0008_0000), ["dn.2.", "dn.1."]);
+        assert_eq!(shown(0x0180_0001_0000_0000), ["d.h1.", "d.h.."]);
+        assert_eq!(shown(0x0180_0101_0000_0000), ["d.H1.", "d.H.."]);
+        assert_eq!(shown(0x1080_0001_0000_0000), ["d.z1.", "d.z.."]);
+        assert_eq!(shown(0x0080_0200_0000_0000), ["D....", "D...."]);
     }
 }

@@ -21,11 +21,12 @@ impl<'a> Members<'a> {
         self.0.member_offset(strukt, member).ok_or(TraceError::NoMember(strukt, member))
     }
 
-    /// Where the state of a CPU is, if the layout tells; `preempt_count` as in
-    /// [`ContextPlaces::preempt_count`].
+    /// Where the state of a CPU is, if the layout tells; `preempt_count` and `resched` as in
+    /// [`ContextPlaces`].
     pub(super) fn context(
         &self,
         preempt_count: u64,
+        resched: Option<u64>,
         need: Option<NeedResched>,
     ) -> Option<ContextPlaces> {
         let known = |strukt, member| self.0.member_offset(strukt, member);
@@ -34,6 +35,7 @@ impl<'a> Members<'a> {
             flags,
             lazy: need.and_then(NeedResched::far).map(|byte| flags + byte),
             preempt_count,
+            resched,
             migration: known("task_struct", "migration_disabled")?,
             softirq: known("task_struct", "softirq_disable_cnt"),
         })

@@ -53,7 +53,10 @@ pub(crate) struct Counted {
     pub(crate) len: u8,
     /// What is added; `None`: something else is done to it.
     pub(crate) add: Option<i32>,
-    /// It only puts the count's place into a register, by which it is changed later.
+    /// The count is a word of 64 bits (7.3).
+    pub(crate) wide: bool,
+    /// It changes the count in a way that nothing can take the place of: it puts the count's place into a
+    /// register, by which it is changed later, or exchanges it with one.
     pub(crate) by_register: bool,
 }
 
@@ -244,7 +247,13 @@ fn counted(instruction: &Instruction, count: u64) -> Option<Counted> {
     if instruction.code() == Code::Mov_rm64_imm32 {
         let taken = instruction.op0_kind() == OpKind::Register
             && instruction.immediate32to64().cast_unsigned() == count;
-        return taken.then_some(Counted { address, len, add: None, by_register: true });
+        return taken.then_some(Counted {
+            address,
+            len,
+            add: None,
+            wide: false,
+            by_register: true,
+        });
     }
     let fixed = matches!(instruction.memory_base(), Register::None | Register::RIP)
         && instruction.memory_index() == Register::None;
@@ -255,13 +264,16 @@ fn counted(instruction: &Instruction, count: u64) -> Option<Counted> {
         return None;
     }
     let add = match instruction.code() {
-        Code::Inc_rm32 => Some(1),
-        Code::Dec_rm32 => Some(-1),
+        Code::Inc_rm32 | Code::Inc_rm64 => Some(1),
+        Code::Dec_rm32 | Code::Dec_rm64 => Some(-1),
         Code::Add_rm32_imm32 => Some(instruction.immediate32().cast_signed()),
+        Code::Add_rm64_imm32 => i32::try_from(instruction.immediate32to64()).ok(),
         _ if matches!(instruction.mnemonic(), Mnemonic::Cmp | Mnemonic::Test) => return None,
         _ => None,
     };
-    Some(Counted { address, len, add, by_register: false })
+    let wide = instruction.memory_size().size() == 8;
+    let by_register = instruction.mnemonic() == Mnemonic::Xadd;
+    Some(Counted { address, len, add, wide, by_register })
 }
 
 /// Where code that stands elsewhere until the kernel copies it may go, at most so many

@@ -24,8 +24,9 @@ impl Context {
         let count = members.offset("thread_info", "preempt_count").ok();
         Ok(Self {
             cpu: thread_info + members.offset("thread_info", "cpu")?,
-            state: count
-                .and_then(|offset| members.context(thread_info + offset, kernel.need_resched())),
+            state: count.and_then(|offset| {
+                members.context(thread_info + offset, None, kernel.need_resched())
+            }),
             pid: members.offset("task_struct", "pid")?,
         })
     }

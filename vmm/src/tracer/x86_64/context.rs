@@ -1,6 +1,6 @@
 //! Finds the data of the running kernel that trampolines need.
 
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, PreemptCount};
 use crate::tracer::error::TraceError;
 use crate::tracer::guest::{Guest, GuestError};
 use crate::tracer::image::Image;
@@ -43,7 +43,11 @@ impl Context {
             (variable("current_task")?, variable("cpu_number")?, variable("__preempt_count"))
         };
         let preempt_count = count.ok();
-        let state = preempt_count.and_then(|count| members.context(count, kernel.need_resched()));
+        // The last byte of a word of 64 bits.
+        let is_wide = kernel.preempt_count() == PreemptCount::Wide;
+        let resched = preempt_count.filter(|_| is_wide).map(|count| count + 7);
+        let need = kernel.need_resched();
+        let state = preempt_count.and_then(|count| members.context(count, resched, need));
         let pid = members.offset("task_struct", "pid")?;
         Ok(Self { current, cpu_number, pid, preempt_count, state })
     }

@@ -14,7 +14,7 @@ use vmtrace_trampolines::x86_64::{Switch, SwitchStub, switch_stub};
 pub(super) type SwitchStubs = FxHashMap<(usize, u16), (u64, u32)>;
 
 /// Bytes of the longest instruction.
-const LONGEST: usize = 11;
+const LONGEST: usize = 12;
 
 /// The stub at `at` of an instruction, to a program at a run-time address; `count` is the offset of
 /// the count of preemptions from the gs base. `None` when there can be none.
@@ -30,7 +30,7 @@ pub(super) fn make(
         SwitchKind::HandleCall(to) => Switch::HandleCall(image.runtime(to)),
         SwitchKind::Restore(to) => Switch::Restore(image.runtime(to)),
         SwitchKind::Return => Switch::Return,
-        SwitchKind::Count(add) => Switch::Count { add, count: count? },
+        SwitchKind::Count { add, wide } => Switch::Count { add, count: count?, wide },
         SwitchKind::Replaced(..) => return None,
     };
     let address = image.runtime(site.address);
@@ -67,7 +67,9 @@ pub(super) fn edit(
         SwitchKind::Return => {
             *bytes == site::RETURN || leads(0xe9).is_some_and(|to| Some(to) == thunk)
         }
-        SwitchKind::Count(add) => count.is_some_and(|count| is_count(bytes, address, add, count)),
+        SwitchKind::Count { add, wide } => {
+            count.is_some_and(|count| is_count(bytes, address, (add, wide), count))
+        }
         SwitchKind::Replaced(..) => return Err(SkipReason::NoStub),
     };
     let original = bytes.get(begins..begins + site::LEN).ok_or(SkipReason::OutOfReach)?;
@@ -94,10 +96,12 @@ fn is_flag(bytes: &[u8], opcode: u8) -> bool {
 
 /// `inc`, `dec` or `add` of the word at `count` from the gs base. With KASLR the distance is not that
 /// of the image, so that it is the place that counts.
-fn is_count(bytes: &[u8], address: u64, add: i32, count: u64) -> bool {
-    let (operation, distance, immediate) = match *bytes {
-        [0x65, a, b, c, d, e, f] => ([a, b], [c, d, e, f], None),
-        [0x65, a, b, c, d, e, f, g, h, i, j] => ([a, b], [c, d, e, f], Some([g, h, i, j])),
+fn is_count(bytes: &[u8], address: u64, (add, wide): (i32, bool), count: u64) -> bool {
+    let begins: &[u8] = if wide { &[0x65, 0x48] } else { &[0x65] };
+    let Some(behind) = bytes.strip_prefix(begins) else { return false };
+    let (operation, distance, immediate) = match *behind {
+        [a, b, c, d, e, f] => ([a, b], [c, d, e, f], None),
+        [a, b, c, d, e, f, g, h, i, j] => ([a, b], [c, d, e, f], Some([g, h, i, j])),
         _ => return false,
     };
     let known = match (operation, immediate) {
@@ -109,4 +113,40 @@ fn is_count(bytes: &[u8], address: u64, add: i32, count: u64) -> bool {
     let next = address.wrapping_add(bytes.len() as u64);
     let place = next.wrapping_add_signed(i32::from_le_bytes(distance).into());
     known && place == count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // A place that is not verified as a whole is not traced, or another one is written.
+    #[test]
+    fn changes_of_a_count_are_verified_as_a_whole() {
+        const AT: u64 = 0xffff_ffff_8100_0000;
+        // From behind the instruction to the place.
+        let bytes = |begins: &[u8], len: u8, count: u64, immediate: &[u8]| {
+            let distance = count.wrapping_sub(AT + u64::from(len)).cast_signed();
+            let distance = i32::try_from(distance).unwrap().to_le_bytes();
+            [begins, &distance, immediate].concat()
+        };
+        let count = AT + 0x12_3456;
+        for (add, wide, begins, immediate) in [
+            (1, false, &[0x65, 0xff, 0x05][..], &[][..]),
+            (-1, false, &[0x65, 0xff, 0x0d], &[]),
+            (0x200, false, &[0x65, 0x81, 0x05], &[0, 2, 0, 0]),
+            (1, true, &[0x65, 0x48, 0xff, 0x05], &[]),
+            (-1, true, &[0x65, 0x48, 0xff, 0x0d], &[]),
+            (-0x100_0000, true, &[0x65, 0x48, 0x81, 0x05], &[0, 0, 0, 0xff]),
+        ] {
+            let size = SwitchKind::Count { add, wide }.size();
+            assert!(usize::from(size) <= LONGEST);
+            let code = bytes(begins, size, count, immediate);
+            assert_eq!(code.len(), usize::from(size));
+            assert!(is_count(&code, AT, (add, wide), count), "{add} {wide}");
+            assert!(!is_count(&code, AT, (add, !wide), count));
+            assert!(!is_count(&code, AT, (-add, wide), count));
+            assert!(!is_count(&code, AT, (add, wide), count + 4));
+            assert!(!is_count(&code[1..], AT, (add, wide), count));
+        }
+    }
 }
