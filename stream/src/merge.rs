@@ -45,9 +45,9 @@ impl<T> Merger<T> {
         self.queues.iter().map(|queue| queue.late)
     }
 
-    /// The items that wait, in no useful order.
-    pub fn items(&self) -> impl Iterator<Item = &T> {
-        self.queues.iter().flat_map(|queue| queue.items.iter().map(|(_, item)| item))
+    /// How many items wait in each queue.
+    pub fn waiting(&self) -> impl Iterator<Item = usize> {
+        self.queues.iter().map(|queue| queue.items.len())
     }
 
     /// Adds an item to a queue; `None` for a queue that does not exist.

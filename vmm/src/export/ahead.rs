@@ -1,24 +1,12 @@
 //! What is known of the part of a stream that has been read but not yet shown.
 
-use std::collections::VecDeque;
-
-use super::names::{Symbols, Tasks, Tracers};
+use super::names::{Symbols, Tracers};
 use super::select::Selection;
 use super::values::Formats;
-use crate::stream::{
-    Context, DictionaryFull, Frame, Header, Loss, Mark, Record, RecordHead, ValuesOf,
-};
-
-/// An item that waits until it is shown.
-#[derive(Debug)]
-pub(super) enum Item {
-    Record(Held),
-    Loss(Loss),
-    Mark(Box<Mark>),
-}
+use crate::stream::{Context, DictionaryFull, Frame, Header, Record, RecordHead, ValuesOf};
 
 /// A record that waits. Most of all that waits is this, so it is small: what only some have waits
-/// in a queue beside.
+/// beside.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     pub(super) timestamp: u64,
@@ -26,8 +14,10 @@ pub(super) struct Held {
     /// Caller or target.
     pub(super) other: u32,
     pub(super) pid: u32,
-    /// Where the task's name is.
+    /// Where the task's name is: who shows the record knows that.
     pub(super) slot: u32,
+    /// The stack pointer, if there is one.
+    pub(super) sp: u64,
     pub(super) tracer: u8,
     pub(super) kind: Kind,
     pub(super) has_sp: bool,
@@ -38,7 +28,7 @@ pub(super) struct Held {
 }
 
 // There may be a million of them.
-const _: () = assert!(size_of::<Held>() == 32);
+const _: () = assert!(size_of::<Held>() == 40);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -64,9 +54,9 @@ impl Kind {
 }
 
 impl Held {
-    /// With stack pointer, value and duration; `None` for records of unknown kinds.
+    /// With value and duration; `None` for records of unknown kinds.
     #[inline]
-    fn of(record: &Record<'_>, tasks: &mut Tasks) -> Option<(Self, [Option<u64>; 3])> {
+    fn of(record: &Record<'_>) -> Option<(Self, [Option<u64>; 2])> {
         let took = match record {
             Record::Return { duration, .. } | Record::Tail { duration, .. } => *duration,
             _ => None,
@@ -100,13 +90,13 @@ impl Held {
         };
         let took = took.filter(|_| kind.is_whole());
         let head = record.head();
-        let pid = head.pid.get();
         let held = Self {
             timestamp: head.timestamp.get(),
             function: function.get(),
             other: other.get(),
-            pid,
-            slot: tasks.slot(pid),
+            pid: head.pid.get(),
+            slot: 0,
+            sp: sp.unwrap_or(0),
             tracer: head.tracer,
             kind,
             has_sp: sp.is_some(),
@@ -114,28 +104,17 @@ impl Held {
             has_format: false,
             context: record.context(),
         };
-        Some((held, [sp, value, took]))
-    }
-
-    /// How many of stack pointer, value and duration wait beside it.
-    pub(super) fn numbers(&self) -> usize {
-        usize::from(self.has_sp) + usize::from(self.has_value) + usize::from(self.kind.is_whole())
+        Some((held, [value, took]))
     }
 }
 
-/// Names and formats so far, and what of records that wait does not fit into a [`Held`].
+/// Names and formats so far.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
     pub(super) symbols: Symbols,
-    pub(super) tasks: Tasks,
     pub(super) tracers: Tracers,
     pub(super) selection: Selection,
     pub(super) formats: Formats,
-    /// Of the records that wait, by queue and in their order, what they have of these: the stack
-    /// pointer, the returned value, the duration, and a format's number, what failed, and words.
-    beside: Vec<VecDeque<u64>>,
-    /// Words of values in there.
-    words: usize,
 }
 
 impl Ahead {
@@ -144,26 +123,16 @@ impl Ahead {
         Self { selection: self.selection.again(), ..Self::default() }
     }
 
-    /// Words of values that wait with their records.
-    pub(super) fn words(&self) -> usize {
-        self.words
-    }
-
     /// Takes in what a frame says of those that follow.
     ///
     /// # Errors
     /// When there are too many names.
     pub(super) fn learn(&mut self, frame: &Frame<'_>) -> Result<(), DictionaryFull> {
         match frame {
-            Frame::Header(header) => {
-                let vcpus = usize::try_from(header.vcpus).unwrap_or(0);
-                self.beside = vec![VecDeque::new(); vcpus];
-            }
             Frame::Symbols(list) => {
                 self.selection.renamed();
                 self.symbols.extend(list.clone())?;
             }
-            Frame::Tasks(list) => list.clone().for_each(|task| self.tasks.insert(&task)),
             Frame::Tracers(list) => list.clone().for_each(|tracer| {
                 tracer.with_text(|tracer| {
                     self.tracers.insert(tracer);
@@ -176,34 +145,39 @@ impl Ahead {
         Ok(())
     }
 
-    /// What of a record waits for its turn, if it is wanted; unknown kinds are counted.
+    /// What of a record waits for its turn, if it is wanted; unknown kinds are counted. `beside`
+    /// takes what it has of these: the returned value, the duration, and a format's number, what
+    /// failed, and words. Also how many such words there are.
     #[inline]
     pub(super) fn hold(
         &mut self,
         header: &Header,
-        queue: usize,
         record: &Record<'_>,
         unknown: &mut u64,
-    ) -> Option<Held> {
-        let Some((mut held, numbers)) = Held::of(record, &mut self.tasks) else {
+        beside: &mut impl Extend<u64>,
+    ) -> Option<(Held, usize)> {
+        let Some((mut held, numbers)) = Held::of(record) else {
             *unknown += 1;
             return None;
         };
         let wanted = self.selection.wants_tracer(held.tracer)
             && (held.has_sp
                 || self.selection.wants_plain(&mut self.symbols, header, held.function));
-        if wanted && let (true, Some(beside)) = (held.has_sp, self.beside.get_mut(queue)) {
+        if !wanted {
+            return None;
+        }
+        if held.has_value || held.kind.is_whole() {
             beside.extend(numbers.into_iter().flatten());
         }
-        if wanted && !self.formats.is_empty() {
-            held.has_format = self.hold_values(queue, record);
-        }
-        wanted.then_some(held)
+        let words = if self.formats.is_empty() { None } else { self.hold_values(record, beside) };
+        held.has_format = words.is_some();
+        Some((held, words.unwrap_or(0)))
     }
 
-    /// Keeps the values of a record and what they are, if there are any and that is known.
+    /// Keeps the values of a record and what they are, if there are any and that is known: then,
+    /// how many words.
     #[inline(never)]
-    fn hold_values(&mut self, queue: usize, record: &Record<'_>) -> bool {
+    fn hold_values(&mut self, record: &Record<'_>, beside: &mut impl Extend<u64>) -> Option<usize> {
         let (function, of, failed, words) = match record {
             Record::Entry { entry, values: Some(values), .. } => {
                 (entry.function, ValuesOf::Entry, values.failed, values.words)
@@ -214,32 +188,13 @@ impl Ahead {
             Record::Return { ret, value: Some(_), .. } => {
                 (ret.function, ValuesOf::Return, 0, &[][..])
             }
-            _ => return false,
+            _ => return None,
         };
-        let Some((format, needed)) = self.formats.find(function.get(), record.head().tracer, of)
-        else {
-            return false;
-        };
-        let Some(beside) = self.beside.get_mut(queue) else { return false };
+        let (format, needed) = self.formats.find(function.get(), record.head().tracer, of)?;
         let words = &words[..words.len().min(needed)];
         // A record has fewer than 256.
         beside.extend([u64::from(format) << 8 | words.len() as u64, failed]);
         beside.extend(words.iter().map(|word| word.get()));
-        self.words += words.len();
-        true
-    }
-
-    /// Takes what waits beside a record, which is the next of its queue.
-    #[inline]
-    pub(super) fn take(&mut self, queue: usize, held: &Held, into: &mut Vec<u64>) {
-        let Some(beside) = self.beside.get_mut(queue) else { return };
-        for _ in 0..held.numbers() {
-            into.extend(beside.pop_front());
-        }
-        if held.has_format {
-            let count = beside.front().map_or(0, |head| usize::from(head.to_le_bytes()[0]));
-            into.extend(beside.drain(..(count + 2).min(beside.len())));
-            self.words = self.words.saturating_sub(count);
-        }
+        Some(words.len())
     }
 }

@@ -59,6 +59,7 @@ mod top_tests;
 mod values;
 #[cfg(test)]
 mod values_tests;
+mod waiting;
 
 use std::borrow::Cow;
 use std::io;

@@ -1,15 +1,17 @@
 //! Turns ordered items into events with names, depths and durations.
 
 use crate::stream::{
-    CallerCount, Count, Counts, CountsOf, Decoder, Frame, Header, HistogramOf, Mark, MarkKind,
-    Stretch, Summary, Traced,
+    CallerCount, Count, Counts, CountsOf, Decoder, Frame, Header, HistogramOf, Loss, Mark,
+    MarkKind, Record, Stretch, Summary, Traced,
 };
 
-use super::ahead::{Ahead, Held, Item, Kind};
+use super::ahead::{Ahead, Held, Kind};
 use super::error::PlayError;
 use super::front::Behind;
+use super::names::Tasks;
 use super::pairing::{self, Call, Choice, Pairing, Step};
 use super::values::{Args, Returned};
+use super::waiting::{Item, Waiting};
 use super::{Called, Entry, Event, Export, Place, Return, SortedBy, Tail, Tracepoint, Unfinished};
 
 /// What is known of the values of the present record.
@@ -26,11 +28,12 @@ pub(super) struct Stage<E> {
     pub(super) export: E,
     pub(super) ahead: Ahead,
     pub(super) pairing: Pairing,
+    tasks: Tasks,
+    /// What waits, by queue: of vCPUs, and of marks.
+    waiting: Vec<Waiting>,
     /// What the present record turned out to be.
     steps: Vec<Step>,
     present: Present,
-    /// Room for what waited beside an item.
-    words: Vec<u64>,
 }
 
 impl<E: Export> Stage<E> {
@@ -39,9 +42,10 @@ impl<E: Export> Stage<E> {
             export,
             ahead: Ahead::default(),
             pairing: Pairing::new(0),
+            tasks: Tasks::default(),
+            waiting: Vec::new(),
             steps: Vec::new(),
             present: Present::default(),
-            words: Vec::new(),
         }
     }
 
@@ -57,7 +61,16 @@ impl<E: Export> Stage<E> {
                 let max_depth = self.pairing.max_depth;
                 self.pairing = Pairing::new(usize::try_from(header.vcpus).unwrap_or(0));
                 self.pairing.max_depth = max_depth;
+                let queues = usize::try_from(header.vcpus).unwrap_or(0) + 1;
+                self.waiting = (0..queues).map(|_| Waiting::default()).collect();
                 self.export.begin(header).map_err(PlayError::Output)
+            }
+            Frame::Tasks(list) => {
+                list.clone().for_each(|task| self.tasks.insert(&task));
+                if self.tasks.is_crowded() {
+                    self.sweep_tasks();
+                }
+                Ok(())
             }
             Frame::Join(totals) => self.export.joined(totals).map_err(PlayError::Output),
             Frame::Traced(traced) => self.traced(header, traced),
@@ -66,91 +79,104 @@ impl<E: Export> Stage<E> {
         }
     }
 
-    /// Tells the next item, in time order. `words` is what waited beside it: see [`Ahead::take`].
+    /// Names of tasks are in use of records that wait, and of present tasks.
+    #[cold]
+    fn sweep_tasks(&mut self) {
+        let items = self.waiting.iter().flat_map(|queue| &queue.items);
+        self.tasks.sweep(items.filter_map(|item| match item {
+            Item::Record(held) => Some(held.slot),
+            _ => None,
+        }));
+    }
+
+    /// Records are the last of a queue from here on, with what is beside them.
+    pub(super) fn hold_all<'a>(
+        &mut self,
+        queue: usize,
+        records: impl Iterator<Item = &'a Held>,
+        beside: impl Iterator<Item = &'a u64>,
+    ) {
+        let Some(waiting) = self.waiting.get_mut(queue) else { return };
+        let tasks = &mut self.tasks;
+        let item = |held: &Held| Item::Record(Held { slot: tasks.slot(held.pid), ..*held });
+        waiting.items.extend(records.map(item));
+        waiting.beside.extend(beside);
+    }
+
+    /// Tells the next item, in time order: the first of that queue.
     ///
     /// # Errors
     /// When the output fails.
-    pub(super) fn give(
-        &mut self,
-        header: &Header,
-        queue: usize,
-        item: &Item,
-        words: &[u64],
-    ) -> Result<(), PlayError> {
-        let vcpu = u32::try_from(queue).unwrap_or(u32::MAX);
-        let event = match item {
-            Item::Record(held) if held.has_format => {
-                return self.record_with_values(header, vcpu, held, words);
-            }
-            Item::Record(held) => return self.record(header, vcpu, held, &mut words.iter()),
+    #[inline]
+    pub(super) fn next(&mut self, header: &Header, queue: usize) -> Result<(), PlayError> {
+        let Some(item) = self.waiting.get_mut(queue).and_then(|queue| queue.items.pop_front())
+        else {
+            return Ok(());
+        };
+        match item {
+            Item::Record(held) => self.record(header, queue, &held),
             Item::Loss(loss) => {
                 self.pairing.loss(loss.vcpu);
-                Event::Loss(*loss)
+                self.export.event(&Event::Loss(loss)).map_err(PlayError::Output)
             }
-            Item::Mark(mark) => {
-                let beside = [
-                    MarkKind::Exit,
-                    MarkKind::Agent,
-                    MarkKind::Note,
-                    MarkKind::Console,
-                    MarkKind::Events,
-                    MarkKind::Clock,
-                    MarkKind::User,
-                ];
-                // Calls of a kernel that is gone (kexec) do not end in the next one.
-                if mark.kind == MarkKind::Attach {
-                    self.finish(header)?;
-                }
-                if !beside.contains(&mark.kind) {
-                    self.pairing.change();
-                }
-                Event::Mark(mark)
-            }
-        };
-        self.export.event(&event).map_err(PlayError::Output)
+            Item::Mark(mark) => self.mark(header, &mark),
+        }
+    }
+
+    fn mark(&mut self, header: &Header, mark: &Mark) -> Result<(), PlayError> {
+        let beside = [
+            MarkKind::Exit,
+            MarkKind::Agent,
+            MarkKind::Note,
+            MarkKind::Console,
+            MarkKind::Events,
+            MarkKind::Clock,
+            MarkKind::User,
+        ];
+        // Calls of a kernel that is gone (kexec) do not end in the next one.
+        if mark.kind == MarkKind::Attach {
+            self.finish(header)?;
+        }
+        if !beside.contains(&mark.kind) {
+            self.pairing.change();
+        }
+        self.export.event(&Event::Mark(mark)).map_err(PlayError::Output)
     }
 
     #[inline]
-    fn record(
-        &mut self,
-        header: &Header,
-        vcpu: u32,
-        held: &Held,
-        words: &mut std::slice::Iter<'_, u64>,
-    ) -> Result<(), PlayError> {
-        let mut next = |there: bool| if there { words.next().copied() } else { None };
-        let sp = next(held.has_sp);
-        let value = next(held.has_value);
-        let took = next(held.kind.is_whole());
-        if held.kind == Kind::Event {
+    fn record(&mut self, header: &Header, queue: usize, held: &Held) -> Result<(), PlayError> {
+        let vcpu = u32::try_from(queue).unwrap_or(u32::MAX);
+        let (mut value, mut took) = (None, None);
+        if held.has_value || held.kind.is_whole() || held.has_format {
+            (value, took) = self.take_beside(queue, held);
+        }
+        let told = if held.kind == Kind::Event {
             self.event(header, vcpu, held)
         } else if held.has_sp {
-            self.pair(header, vcpu, held, sp.unwrap_or(0), (value, took))
+            self.pair(header, vcpu, held, (value, took))
         } else {
             self.pairing.plain(vcpu);
             self.entry(header, vcpu, held, None)
+        };
+        if held.has_format {
+            self.present.format = None;
+            self.present.words.clear();
         }
+        told
     }
 
-    /// [`Stage::record`] of one that has values.
+    /// Takes what is beside a record: its value and its duration; and its values are the present ones.
     #[inline(never)]
-    fn record_with_values(
-        &mut self,
-        header: &Header,
-        vcpu: u32,
-        held: &Held,
-        words: &[u64],
-    ) -> Result<(), PlayError> {
-        let (numbers, values) = words.split_at(held.numbers().min(words.len()));
-        if let [head, failed, values @ ..] = values {
-            self.present.format = u32::try_from(head >> 8).ok();
-            self.present.failed = *failed;
-            self.present.words.extend_from_slice(values);
+    fn take_beside(&mut self, queue: usize, held: &Held) -> (Option<u64>, Option<u64>) {
+        let Some(waiting) = self.waiting.get_mut(queue) else { return (None, None) };
+        let mut next = |there: bool| if there { waiting.beside.pop_front() } else { None };
+        let numbers = (next(held.has_value), next(held.kind.is_whole()));
+        if held.has_format
+            && let Some((format, failed)) = waiting.values(&mut self.present.words)
+        {
+            (self.present.format, self.present.failed) = (Some(format), failed);
         }
-        let given = self.record(header, vcpu, held, &mut numbers.iter());
-        self.present.format = None;
-        self.present.words.clear();
-        given
+        numbers
     }
 
     /// Nothing follows but perhaps a word about the order of what was shown, and the summary.
@@ -268,7 +294,6 @@ impl<E: Export> Stage<E> {
         header: &Header,
         vcpu: u32,
         held: &Held,
-        sp: u64,
         (value, took): (Option<u64>, Option<u64>),
     ) -> Result<(), PlayError> {
         let call = Call {
@@ -278,7 +303,7 @@ impl<E: Export> Stage<E> {
             tracer: held.tracer,
             function: held.function,
             other: held.other,
-            sp,
+            sp: held.sp,
         };
         let choice: Choice =
             self.ahead.selection.choice(&mut self.ahead.symbols, header, held.function);
@@ -321,7 +346,7 @@ impl<E: Export> Stage<E> {
                     timestamp: held.timestamp,
                     vcpu,
                     pid: held.pid,
-                    comm: self.ahead.tasks.comm(held.pid, held.slot),
+                    comm: self.tasks.comm(held.pid, held.slot),
                     function: self.ahead.symbols.name(header, held.function, function_index),
                     target: (held.other != 0).then_some(target),
                     tracer: self.ahead.tracers.name(held.tracer),
@@ -344,8 +369,8 @@ impl<E: Export> Stage<E> {
                     timestamp: held.timestamp,
                     vcpu,
                     pid: held.pid,
-                    comm: self.ahead.tasks.comm(held.pid, held.slot),
-                    tgid: self.ahead.tasks.tgid(held.slot),
+                    comm: self.tasks.comm(held.pid, held.slot),
+                    tgid: self.tasks.tgid(held.slot),
                     function: self.ahead.symbols.name(header, function, index),
                     tracer: self.ahead.tracers.name(held.tracer),
                     depth,
@@ -377,8 +402,8 @@ impl<E: Export> Stage<E> {
             timestamp: held.timestamp,
             vcpu,
             pid: held.pid,
-            comm: self.ahead.tasks.comm(held.pid, held.slot),
-            tgid: self.ahead.tasks.tgid(held.slot),
+            comm: self.tasks.comm(held.pid, held.slot),
+            tgid: self.tasks.tgid(held.slot),
             function: self.ahead.symbols.name(header, function, function_index),
             caller: (caller != 0).then(|| self.ahead.symbols.name(header, caller, caller_index)),
             tracer: self.ahead.tracers.name(held.tracer),
@@ -400,8 +425,8 @@ impl<E: Export> Stage<E> {
             timestamp: held.timestamp,
             vcpu,
             pid: held.pid,
-            comm: self.ahead.tasks.comm(held.pid, held.slot),
-            tgid: self.ahead.tasks.tgid(held.slot),
+            comm: self.tasks.comm(held.pid, held.slot),
+            tgid: self.tasks.tgid(held.slot),
             event: self.ahead.symbols.name(header, event, event_index),
             caller: (caller != 0).then(|| self.ahead.symbols.name(header, caller, caller_index)),
             fields: fields.map(|fields| Args { fields, failed: *failed, words }),
@@ -416,11 +441,11 @@ impl<E: Export> Stage<E> {
             return Ok(());
         }
         let index = self.ahead.symbols.index(header, frame.function);
-        let slot = self.ahead.tasks.slot(frame.pid);
+        let slot = self.tasks.slot(frame.pid);
         let event = Event::Unfinished(Unfinished {
             vcpu: frame.vcpu,
             pid: frame.pid,
-            comm: self.ahead.tasks.comm(frame.pid, slot),
+            comm: self.tasks.comm(frame.pid, slot),
             function: self.ahead.symbols.name(header, frame.function, index),
             tracer: self.ahead.tracers.name(frame.tracer),
             place: Place { frame: frame.id, parent: None, depth: frame.depth },
@@ -435,15 +460,41 @@ impl<E: Export> Behind for Stage<E> {
     }
 
     #[inline]
-    fn give(&mut self, header: &Header, queue: usize, item: Item) -> Result<(), PlayError> {
-        let mut words = std::mem::take(&mut self.words);
-        if let Item::Record(held) = &item {
-            self.ahead.take(queue, held, &mut words);
+    fn hold(
+        &mut self,
+        header: &Header,
+        queue: usize,
+        record: &Record<'_>,
+        unknown: &mut u64,
+    ) -> Option<(u64, usize)> {
+        let waiting = self.waiting.get_mut(queue)?;
+        let (mut held, words) = self.ahead.hold(header, record, unknown, &mut waiting.beside)?;
+        held.slot = self.tasks.slot(held.pid);
+        waiting.items.push_back(Item::Record(held));
+        Some((held.timestamp, words))
+    }
+
+    fn held(&mut self, _: usize) -> Result<(), PlayError> {
+        Ok(())
+    }
+
+    fn hold_loss(&mut self, queue: usize, loss: Loss) -> Result<(), PlayError> {
+        if let Some(waiting) = self.waiting.get_mut(queue) {
+            waiting.items.push_back(Item::Loss(loss));
         }
-        let given = Stage::give(self, header, queue, &item, &words);
-        words.clear();
-        self.words = words;
-        given
+        Ok(())
+    }
+
+    fn hold_mark(&mut self, queue: usize, mark: Box<Mark>) -> Result<(), PlayError> {
+        if let Some(waiting) = self.waiting.get_mut(queue) {
+            waiting.items.push_back(Item::Mark(mark));
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn next(&mut self, header: &Header, queue: usize) -> Result<(), PlayError> {
+        Stage::next(self, header, queue)
     }
 
     fn frame(&mut self, header: &Header, frame: &Frame<'_>, _: &Decoder) -> Result<(), PlayError> {
@@ -452,11 +503,6 @@ impl<E: Export> Behind for Stage<E> {
 
     fn see(&mut self, tracer: u8) -> Result<(), PlayError> {
         self.ahead.tracers.see(tracer);
-        Ok(())
-    }
-
-    fn sweep_tasks(&mut self, in_use: Vec<u32>) -> Result<(), PlayError> {
-        self.ahead.tasks.sweep(in_use.into_iter());
         Ok(())
     }
 
