@@ -97,7 +97,8 @@ impl<T> Merger<T> {
         mut give: impl FnMut(usize, T) -> Result<(), E>,
     ) -> Result<(), E> {
         let heads = self.queues.iter().enumerate().filter_map(|(index, queue)| {
-            queue.items.front().map(|(time, _)| Reverse((*time, index)))
+            let (time, _) = queue.items.front().filter(|(time, _)| *time <= until)?;
+            Some(Reverse((*time, index)))
         });
         let mut heads: BinaryHeap<_> = heads.collect();
         while let Some(Reverse((_, index))) = heads.peek().copied() {

@@ -3,7 +3,10 @@
 use super::names::{Symbols, Tracers};
 use super::select::Selection;
 use super::values::Formats;
-use crate::stream::{Context, DictionaryFull, Frame, Header, Record, RecordHead, ValuesOf};
+use crate::stream::{
+    Context, DictionaryFull, Frame, Header, Plain, Record, RecordHead, ReturnRecord, TailRecord,
+    ValuesOf,
+};
 
 /// A record that waits. Most of all that waits is this, so it is small: what only some have waits
 /// beside.
@@ -54,6 +57,32 @@ impl Kind {
 }
 
 impl Held {
+    #[inline]
+    fn plain(record: &Plain<'_>) -> Self {
+        let head = record.head;
+        let kind = match head.kind {
+            ReturnRecord::KIND if head.flags & RecordHead::AID != 0 => Kind::Aid,
+            ReturnRecord::KIND => Kind::Return,
+            TailRecord::KIND if head.flags & RecordHead::LAST != 0 => Kind::Last,
+            TailRecord::KIND => Kind::Tail,
+            _ => Kind::Entry,
+        };
+        Self {
+            timestamp: head.timestamp.get(),
+            function: record.function,
+            other: record.other,
+            pid: head.pid.get(),
+            slot: 0,
+            sp: record.sp.unwrap_or(0),
+            tracer: head.tracer,
+            kind,
+            has_sp: record.sp.is_some(),
+            has_value: false,
+            has_format: false,
+            context: None,
+        }
+    }
+
     /// With value and duration; `None` for records of unknown kinds.
     #[inline]
     fn of(record: &Record<'_>) -> Option<(Self, [Option<u64>; 2])> {
@@ -145,6 +174,19 @@ impl Ahead {
         Ok(())
     }
 
+    /// What of a record that has no more than most waits for its turn, if it is wanted.
+    #[inline]
+    pub(super) fn hold_plain(&mut self, header: &Header, record: &Plain<'_>) -> Option<Held> {
+        let held = Held::plain(record);
+        self.wants(header, &held).then_some(held)
+    }
+
+    #[inline]
+    fn wants(&mut self, header: &Header, held: &Held) -> bool {
+        self.selection.wants_tracer(held.tracer)
+            && (held.has_sp || self.selection.wants_plain(&mut self.symbols, header, held.function))
+    }
+
     /// What of a record waits for its turn, if it is wanted; unknown kinds are counted. `beside`
     /// takes what it has of these: the returned value, the duration, and a format's number, what
     /// failed, and words. Also how many such words there are.
@@ -160,10 +202,7 @@ impl Ahead {
             *unknown += 1;
             return None;
         };
-        let wanted = self.selection.wants_tracer(held.tracer)
-            && (held.has_sp
-                || self.selection.wants_plain(&mut self.symbols, header, held.function));
-        if !wanted {
+        if !self.wants(header, &held) {
             return None;
         }
         if held.has_value || held.kind.is_whole() {

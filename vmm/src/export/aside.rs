@@ -6,7 +6,9 @@ use std::mem;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread;
 
-use crate::stream::{Apart, Decoder, Frame, Header, Loss, Mark, Record, StreamError, Summary};
+use crate::stream::{
+    Apart, Decoder, Frame, Header, Loss, Mark, Plain, Record, StreamError, Summary,
+};
 
 use super::Export;
 use super::ahead::{Ahead, Held};
@@ -22,8 +24,8 @@ const WAITING: usize = 4;
 /// One thing to do for the thread that has the stage.
 #[derive(Debug)]
 enum Step {
-    /// So many of the records are the last of a queue, with so many of the numbers beside.
-    Hold(usize, usize, usize),
+    /// Records are the last of a queue, with so many of the numbers beside.
+    Hold(usize, Vec<Held>, usize),
     Loss(usize, Loss),
     Mark(usize, Box<Mark>),
     /// So many runs of the order are next.
@@ -47,7 +49,8 @@ struct Run {
 #[derive(Debug, Default)]
 struct Batch {
     steps: Vec<Step>,
-    records: Vec<Held>,
+    /// So many are in steps.
+    records: usize,
     /// What is beside records, in their order.
     beside: Vec<u64>,
     order: Vec<Run>,
@@ -58,8 +61,10 @@ struct Batch {
 struct Forward {
     ahead: Ahead,
     batch: Batch,
-    /// Of the batch, what steps tell of: records, numbers beside them, and runs.
-    told: (usize, usize, usize),
+    /// Of which no step tells yet.
+    records: Vec<Held>,
+    /// Of the batch, what steps tell of: numbers beside records, and runs.
+    told: (usize, usize),
     to: SyncSender<Batch>,
     /// Batches that were done, to be filled again.
     back: Receiver<Batch>,
@@ -70,21 +75,21 @@ impl Forward {
         self.tell_order();
         self.batch.steps.push(step);
         let Batch { steps, records, beside, .. } = &self.batch;
-        let most = steps.len().max(records.len()).max(beside.len());
+        let most = steps.len().max(*records).max(beside.len());
         if most < STEPS { Ok(()) } else { self.hand_over() }
     }
 
     fn tell_order(&mut self) {
-        let runs = self.batch.order.len() - self.told.2;
+        let runs = self.batch.order.len() - self.told.1;
         if runs > 0 {
-            self.told.2 += runs;
+            self.told.1 += runs;
             self.batch.steps.push(Step::Next(runs));
         }
     }
 
     fn hand_over(&mut self) -> Result<(), PlayError> {
         self.tell_order();
-        self.told = (0, 0, 0);
+        self.told = (0, 0);
         let next = self.back.try_recv().unwrap_or_default();
         let sent = self.to.send(mem::replace(&mut self.batch, next));
         // The other thread knows why its output failed, and tells.
@@ -106,18 +111,31 @@ impl Behind for Forward {
         unknown: &mut u64,
     ) -> Option<(u64, usize)> {
         let (held, words) = self.ahead.hold(header, record, unknown, &mut self.batch.beside)?;
-        self.batch.records.push(held);
+        self.records.push(held);
         Some((held.timestamp, words))
     }
 
+    #[inline]
+    fn hold_plain(&mut self, header: &Header, _: usize, record: &Plain<'_>) -> Option<u64> {
+        let held = self.ahead.hold_plain(header, record)?;
+        self.records.push(held);
+        Some(held.timestamp)
+    }
+
     fn held(&mut self, queue: usize) -> Result<(), PlayError> {
-        let (records, beside, _) = self.told;
-        let Batch { records: all, beside: all_beside, .. } = &self.batch;
-        let (records, beside) = (all.len() - records, all_beside.len() - beside);
-        if records == 0 {
+        if self.records.is_empty() {
             return Ok(());
         }
-        (self.told.0, self.told.1) = (all.len(), all_beside.len());
+        // The next frame may be like this one.
+        let next = Vec::with_capacity(self.records.len());
+        let mut records = mem::replace(&mut self.records, next);
+        // They may have to wait for long.
+        if records.capacity() > 2 * records.len() {
+            records.shrink_to_fit();
+        }
+        let beside = self.batch.beside.len() - self.told.0;
+        self.told.0 += beside;
+        self.batch.records += records.len();
         self.step(Step::Hold(queue, records, beside))
     }
 
@@ -133,7 +151,7 @@ impl Behind for Forward {
     fn next(&mut self, _: &Header, queue: usize) -> Result<(), PlayError> {
         // There are fewer queues, for vCPUs and marks.
         let queue = u16::try_from(queue).unwrap_or(u16::MAX);
-        let told = self.told.2;
+        let told = self.told.1;
         let runs = self.batch.order.get_mut(told..).unwrap_or_default();
         if let Some(run) = runs.last_mut().filter(|run| run.queue == queue && run.items < u16::MAX)
         {
@@ -160,7 +178,7 @@ impl Behind for Forward {
 
     fn see(&mut self, tracer: u8) -> Result<(), PlayError> {
         self.ahead.tracers.see(tracer);
-        // Not by `step`: there may be records of which no step has told yet.
+        // Not by `step`: there may be numbers beside records of which no step tells yet.
         self.tell_order();
         self.batch.steps.push(Step::See(tracer));
         Ok(())
@@ -197,8 +215,9 @@ pub(super) fn play<E: Export>(
 ) -> Result<(), PlayError> {
     let (to, batches) = sync_channel(WAITING);
     let (done, back) = channel();
-    let ahead = stage.ahead.again();
-    let forward = Forward { ahead, batch: Batch::default(), told: (0, 0, 0), to, back };
+    let ahead = stage.teller.ahead.again();
+    let (batch, records) = (Batch::default(), Vec::new());
+    let forward = Forward { ahead, batch, records, told: (0, 0), to, back };
     thread::scope(|scope| {
         let reader = thread::Builder::new().name("reader".into());
         let reader = reader.spawn_scoped(scope, move || read(source, front, forward));
@@ -229,11 +248,10 @@ fn replay<E: Export>(
     let mut header = Header::default();
     for mut batch in batches {
         let mut order = batch.order.iter();
-        let (mut records, mut beside) = (batch.records.iter(), batch.beside.iter());
+        let mut beside = batch.beside.iter();
         for step in batch.steps.drain(..) {
             match step {
-                Step::Hold(queue, held, numbers) => {
-                    let records = records.by_ref().take(held);
+                Step::Hold(queue, records, numbers) => {
                     stage.hold_all(queue, records, beside.by_ref().take(numbers));
                 }
                 Step::Loss(queue, loss) => stage.hold_loss(queue, loss)?,
@@ -254,14 +272,14 @@ fn replay<E: Export>(
                     let Some(frame) = frame.frame() else { continue };
                     stage.frame(&header, &frame)?;
                 }
-                Step::See(tracer) => stage.ahead.tracers.see(tracer),
-                Step::SweepFormats => stage.ahead.formats.sweep(),
+                Step::See(tracer) => stage.teller.ahead.tracers.see(tracer),
+                Step::SweepFormats => stage.teller.ahead.formats.sweep(),
                 Step::End(note, summary) => {
                     stage.end(&header, note.as_ref(), summary.as_deref())?;
                 }
             }
         }
-        batch.records.clear();
+        batch.records = 0;
         batch.beside.clear();
         batch.order.clear();
         // Nobody may need it any more.

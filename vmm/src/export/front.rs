@@ -3,8 +3,8 @@
 use std::io::{ErrorKind, Read};
 
 use crate::stream::{
-    Decoder, Frame, Header, Loss, Mark, MarkKind, Merger, Progress, Record, RecordHead,
-    StreamError, Summary,
+    Decoder, Frame, Header, Loss, Mark, MarkKind, Merger, Plain, Progress, Record, StreamError,
+    Summary,
 };
 
 use super::ahead::Ahead;
@@ -40,6 +40,9 @@ pub(super) trait Behind {
         record: &Record<'_>,
         unknown: &mut u64,
     ) -> Option<(u64, usize)>;
+
+    /// The same of a record that has no more than most: when it was.
+    fn hold_plain(&mut self, header: &Header, queue: usize, record: &Plain<'_>) -> Option<u64>;
 
     /// No more records of that queue are held at present.
     fn held(&mut self, queue: usize) -> Result<(), PlayError>;
@@ -245,15 +248,28 @@ impl Front {
             }
             Frame::Records(batch) => {
                 let queue = usize::try_from(batch.vcpu).unwrap_or(usize::MAX);
-                let mut last = 0;
-                for record in batch.records() {
-                    let RecordHead { tracer, .. } = *record.head();
-                    if tracer != last && behind.ahead().tracers.is_new(tracer) {
-                        behind.see(tracer)?;
+                let (mut records, mut last) = (batch.records(), 0);
+                loop {
+                    let plain = records.next_plain();
+                    let other = if plain.is_some() { None } else { records.next() };
+                    let plain_head = plain.as_ref().map(|record| record.head);
+                    let Some(head) = plain_head.or_else(|| other.as_ref().map(Record::head)) else {
+                        break;
+                    };
+                    if head.tracer != last && behind.ahead().tracers.is_new(head.tracer) {
+                        behind.see(head.tracer)?;
                     }
-                    last = tracer;
-                    let unknown = &mut self.unknown_records;
-                    let held = behind.hold(&self.header, queue, &record, unknown);
+                    last = head.tracer;
+                    let held = match (plain, other) {
+                        (Some(record), _) => {
+                            behind.hold_plain(&self.header, queue, &record).map(|time| (time, 0))
+                        }
+                        (None, Some(record)) => {
+                            let unknown = &mut self.unknown_records;
+                            behind.hold(&self.header, queue, &record, unknown)
+                        }
+                        (None, None) => None,
+                    };
                     if let Some((time, words)) = held {
                         self.newest = self.newest.max(time);
                         self.merger.push(queue, time, ());

@@ -49,6 +49,7 @@ mod stage;
 mod stats;
 mod summary;
 mod tables;
+mod tell;
 #[cfg(test)]
 mod tests;
 mod text;

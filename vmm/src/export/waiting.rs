@@ -1,6 +1,7 @@
 //! What waits for its turn, by queue.
 
 use std::collections::VecDeque;
+use std::mem;
 
 use super::ahead::Held;
 use crate::stream::{Loss, Mark};
@@ -13,18 +14,96 @@ pub(super) enum Item {
     Mark(Box<Mark>),
 }
 
-// There may be millions of them.
-const _: () = assert!(size_of::<Item>() == size_of::<Held>());
+/// Most records of a part, where they come one by one.
+const PART: usize = 4096;
+/// Room for so many is used again.
+const SPARE: usize = 64;
 
 /// Items of a queue, in their order.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
-    pub(super) items: VecDeque<Item>,
+    parts: VecDeque<Part>,
+    /// Records of the first part that are gone.
+    gone: usize,
     /// What is beside records, one after the other: see [`Ahead::hold`](super::ahead::Ahead::hold).
     pub(super) beside: VecDeque<u64>,
+    /// For the next part.
+    spare: Vec<Held>,
+}
+
+#[derive(Debug)]
+enum Part {
+    /// At least one.
+    Records(Vec<Held>),
+    Other(Item),
 }
 
 impl Waiting {
+    /// A record is the last.
+    #[inline]
+    pub(super) fn add(&mut self, held: Held) {
+        if let Some(Part::Records(records)) = self.parts.back_mut()
+            && records.len() < PART
+        {
+            records.push(held);
+        } else {
+            let mut records = mem::take(&mut self.spare);
+            records.push(held);
+            self.parts.push_back(Part::Records(records));
+        }
+    }
+
+    /// Records are the last.
+    pub(super) fn add_all(&mut self, records: Vec<Held>) {
+        if !records.is_empty() {
+            self.parts.push_back(Part::Records(records));
+        }
+    }
+
+    /// What is no record is the last.
+    pub(super) fn add_other(&mut self, item: Item) {
+        self.parts.push_back(Part::Other(item));
+    }
+
+    /// Takes the first item.
+    #[inline]
+    pub(super) fn next(&mut self) -> Option<Item> {
+        let Some(Part::Records(records)) = self.parts.front_mut() else { return self.next_other() };
+        let held = *records.get(self.gone)?;
+        self.gone += 1;
+        if self.gone == records.len() {
+            self.next_part();
+        }
+        Some(Item::Record(held))
+    }
+
+    fn next_other(&mut self) -> Option<Item> {
+        match self.parts.pop_front() {
+            Some(Part::Other(item)) => Some(item),
+            _ => None,
+        }
+    }
+
+    #[inline(never)]
+    fn next_part(&mut self) {
+        self.gone = 0;
+        if let Some(Part::Records(mut records)) = self.parts.pop_front()
+            && records.capacity() <= SPARE
+        {
+            records.clear();
+            self.spare = records;
+        }
+    }
+
+    /// Where names of tasks are that are in use.
+    pub(super) fn slots(&self) -> impl Iterator<Item = u32> {
+        let records = self.parts.iter().map(|part| match part {
+            Part::Records(records) => &records[..],
+            Part::Other(_) => &[],
+        });
+        records.flatten().skip(self.gone).map(|held| held.slot)
+    }
+
     /// The values of a record, which is the next: its format, what failed, and words.
     pub(super) fn values(&mut self, words: &mut Vec<u64>) -> Option<(u32, u64)> {
         let (head, failed) = (self.beside.pop_front()?, self.beside.pop_front()?);
