@@ -1,6 +1,6 @@
 //! What is known of the part of a stream that has been read but not yet shown.
 
-use super::names::{Symbols, Tracers};
+use super::names::{LATER, Symbols, Tracers};
 use super::select::Selection;
 use super::values::Formats;
 use crate::stream::{
@@ -9,29 +9,104 @@ use crate::stream::{
 };
 
 /// A record that waits. Most of all that waits is this, so it is small: what only some have waits
-/// beside.
+/// beside. It is made of whole words: a processor that copies parts of them waits for it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     pub(super) timestamp: u64,
+    /// The stack pointer, if there is one.
+    pub(super) sp: u64,
     pub(super) function: u32,
     /// Caller or target.
     pub(super) other: u32,
+    /// Where their names are: see [`Symbols::index`]; [`LATER`] where nobody has looked yet.
+    pub(super) function_index: u32,
+    pub(super) other_index: u32,
     pub(super) pid: u32,
     /// Where the task's name is: who shows the record knows that.
     pub(super) slot: u32,
-    /// The stack pointer, if there is one.
-    pub(super) sp: u64,
-    pub(super) tracer: u8,
-    pub(super) kind: Kind,
-    pub(super) has_sp: bool,
-    pub(super) has_value: bool,
-    /// What its values are is known; so they wait, too.
-    pub(super) has_format: bool,
-    pub(super) context: Option<Context>,
+    /// What it is and has.
+    of: u64,
 }
 
 // There may be a million of them.
-const _: () = assert!(size_of::<Held>() == 40);
+const _: () = assert!(size_of::<Held>() == 48);
+
+/// What a [`Held`] is and has.
+#[derive(Clone, Copy, Debug)]
+struct Of {
+    tracer: u8,
+    kind: Kind,
+    has_sp: bool,
+    has_value: bool,
+    context: Option<Context>,
+}
+
+impl Of {
+    const SP: u8 = 1;
+    const VALUE: u8 = 2;
+    const FORMAT: u8 = 4;
+    const CONTEXT: u8 = 8;
+
+    #[inline]
+    fn packed(self) -> u64 {
+        let Context { flags, depths } = self.context.unwrap_or_default();
+        let flag = |flag: u8, there: bool| if there { flag } else { 0 };
+        let has = flag(Self::SP, self.has_sp)
+            | flag(Self::VALUE, self.has_value)
+            | flag(Self::CONTEXT, self.context.is_some());
+        u64::from_le_bytes([self.tracer, self.kind as u8, has, flags, depths, 0, 0, 0])
+    }
+}
+
+impl Held {
+    #[inline]
+    fn parts(&self) -> [u8; 8] {
+        self.of.to_le_bytes()
+    }
+
+    #[inline]
+    pub(super) fn tracer(&self) -> u8 {
+        self.parts()[0]
+    }
+
+    #[inline]
+    pub(super) fn kind(&self) -> Kind {
+        Kind::ALL.get(usize::from(self.parts()[1])).copied().unwrap_or(Kind::Event)
+    }
+
+    #[inline]
+    fn has(&self, what: u8) -> bool {
+        self.parts()[2] & what != 0
+    }
+
+    #[inline]
+    pub(super) fn has_sp(&self) -> bool {
+        self.has(Of::SP)
+    }
+
+    #[inline]
+    pub(super) fn has_value(&self) -> bool {
+        self.has(Of::VALUE)
+    }
+
+    /// What its values are is known; so they wait, too.
+    #[inline]
+    pub(super) fn has_format(&self) -> bool {
+        self.has(Of::FORMAT)
+    }
+
+    #[inline]
+    pub(super) fn context(&self) -> Option<Context> {
+        let [.., flags, depths, _, _, _] = self.parts();
+        self.has(Of::CONTEXT).then_some(Context { flags, depths })
+    }
+
+    /// Whether something waits beside it.
+    #[inline]
+    pub(super) fn has_more(&self) -> bool {
+        self.has(Of::VALUE | Of::FORMAT) || self.kind().is_whole()
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -51,6 +126,22 @@ pub(super) enum Kind {
 }
 
 impl Kind {
+    const ALL: [Self; 8] = [
+        Self::Entry,
+        Self::Return,
+        Self::Aid,
+        Self::Tail,
+        Self::Last,
+        Self::Whole,
+        Self::WholeTail,
+        Self::Event,
+    ];
+
+    /// Whether what is beside the function in a record is a place with a name that is shown.
+    fn has_other(self) -> bool {
+        !matches!(self, Self::Return | Self::Aid | Self::Whole)
+    }
+
     pub(super) fn is_whole(self) -> bool {
         matches!(self, Self::Whole | Self::WholeTail)
     }
@@ -67,19 +158,18 @@ impl Held {
             TailRecord::KIND => Kind::Tail,
             _ => Kind::Entry,
         };
+        let has_sp = record.sp.is_some();
+        let of = Of { tracer: head.tracer, kind, has_sp, has_value: false, context: None };
         Self {
             timestamp: head.timestamp.get(),
+            sp: record.sp.unwrap_or(0),
             function: record.function,
             other: record.other,
+            function_index: LATER,
+            other_index: LATER,
             pid: head.pid.get(),
             slot: 0,
-            sp: record.sp.unwrap_or(0),
-            tracer: head.tracer,
-            kind,
-            has_sp: record.sp.is_some(),
-            has_value: false,
-            has_format: false,
-            context: None,
+            of: of.packed(),
         }
     }
 
@@ -119,19 +209,18 @@ impl Held {
         };
         let took = took.filter(|_| kind.is_whole());
         let head = record.head();
+        let (has_sp, has_value) = (sp.is_some(), value.is_some());
+        let of = Of { tracer: head.tracer, kind, has_sp, has_value, context: record.context() };
         let held = Self {
             timestamp: head.timestamp.get(),
+            sp: sp.unwrap_or(0),
             function: function.get(),
             other: other.get(),
+            function_index: LATER,
+            other_index: LATER,
             pid: head.pid.get(),
             slot: 0,
-            sp: sp.unwrap_or(0),
-            tracer: head.tracer,
-            kind,
-            has_sp: sp.is_some(),
-            has_value: value.is_some(),
-            has_format: false,
-            context: record.context(),
+            of: of.packed(),
         };
         Some((held, [value, took]))
     }
@@ -181,10 +270,20 @@ impl Ahead {
         self.wants(header, &held).then_some(held)
     }
 
+    /// Looks up the names of a record, for who shows it with the same names.
+    #[inline]
+    pub(super) fn look_up(&mut self, header: &Header, held: &mut Held) {
+        held.function_index = self.symbols.index(header, held.function);
+        if held.other != 0 && held.kind().has_other() {
+            held.other_index = self.symbols.index(header, held.other);
+        }
+    }
+
     #[inline]
     fn wants(&mut self, header: &Header, held: &Held) -> bool {
-        self.selection.wants_tracer(held.tracer)
-            && (held.has_sp || self.selection.wants_plain(&mut self.symbols, header, held.function))
+        self.selection.wants_tracer(held.tracer())
+            && (held.has_sp()
+                || self.selection.wants_plain(&mut self.symbols, header, held.function))
     }
 
     /// What of a record waits for its turn, if it is wanted; unknown kinds are counted. `beside`
@@ -205,11 +304,13 @@ impl Ahead {
         if !self.wants(header, &held) {
             return None;
         }
-        if held.has_value || held.kind.is_whole() {
+        if held.has_more() {
             beside.extend(numbers.into_iter().flatten());
         }
         let words = if self.formats.is_empty() { None } else { self.hold_values(record, beside) };
-        held.has_format = words.is_some();
+        if words.is_some() {
+            held.of |= u64::from(Of::FORMAT) << 16;
+        }
         Some((held, words.unwrap_or(0)))
     }
 

@@ -110,14 +110,16 @@ impl Behind for Forward {
         record: &Record<'_>,
         unknown: &mut u64,
     ) -> Option<(u64, usize)> {
-        let (held, words) = self.ahead.hold(header, record, unknown, &mut self.batch.beside)?;
+        let (mut held, words) = self.ahead.hold(header, record, unknown, &mut self.batch.beside)?;
+        self.ahead.look_up(header, &mut held);
         self.records.push(held);
         Some((held.timestamp, words))
     }
 
     #[inline]
     fn hold_plain(&mut self, header: &Header, _: usize, record: &Plain<'_>) -> Option<u64> {
-        let held = self.ahead.hold_plain(header, record)?;
+        let mut held = self.ahead.hold_plain(header, record)?;
+        self.ahead.look_up(header, &mut held);
         self.records.push(held);
         Some(held.timestamp)
     }

@@ -11,7 +11,7 @@ use super::front::Behind;
 use super::names::Tasks;
 use super::pairing::{Call, Choice, Pairing, Step};
 use super::tell::{Present, Teller, Telling};
-use super::waiting::{Item, Waiting};
+use super::waiting::{Other, Waiting};
 use super::{Called, Event, Export, SortedBy};
 
 /// Where items become events.
@@ -45,6 +45,10 @@ impl<E: Export> Stage<E> {
                 let queues = usize::try_from(header.vcpus).unwrap_or(0) + 1;
                 self.waiting = (0..queues).map(|_| Waiting::default()).collect();
                 self.teller.export.begin(header).map_err(PlayError::Output)
+            }
+            Frame::Symbols(_) => {
+                self.waiting.iter_mut().for_each(Waiting::rename);
+                Ok(())
             }
             Frame::Tasks(list) => {
                 list.clone().for_each(|task| self.teller.tasks.insert(&task));
@@ -87,16 +91,17 @@ impl<E: Export> Stage<E> {
     /// When the output fails.
     #[inline]
     pub(super) fn next(&mut self, header: &Header, queue: usize) -> Result<(), PlayError> {
-        let Some(item) = self.waiting.get_mut(queue).and_then(Waiting::next) else {
-            return Ok(());
-        };
-        match item {
-            Item::Record(held) => self.record(header, queue, &held),
-            Item::Loss(loss) => {
+        let Some(waiting) = self.waiting.get_mut(queue) else { return Ok(()) };
+        if let Some(held) = waiting.next() {
+            return self.record(header, queue, &held);
+        }
+        match waiting.next_other() {
+            Some(Other::Loss(loss)) => {
                 self.pairing.loss(loss.vcpu);
                 self.teller.export.event(&Event::Loss(loss)).map_err(PlayError::Output)
             }
-            Item::Mark(mark) => self.mark(header, &mark),
+            Some(Other::Mark(mark)) => self.mark(header, &mark),
+            None => Ok(()),
         }
     }
 
@@ -124,18 +129,18 @@ impl<E: Export> Stage<E> {
     fn record(&mut self, header: &Header, queue: usize, held: &Held) -> Result<(), PlayError> {
         let vcpu = u32::try_from(queue).unwrap_or(u32::MAX);
         let (mut value, mut took) = (None, None);
-        if held.has_value || held.kind.is_whole() || held.has_format {
+        if held.has_more() {
             (value, took) = self.take_beside(queue, held);
         }
-        let told = if held.kind == Kind::Event {
+        let told = if held.kind() == Kind::Event {
             self.teller.event(header, vcpu, held)
-        } else if held.has_sp {
+        } else if held.has_sp() {
             self.pair(header, vcpu, held, (value, took))
         } else {
             self.pairing.plain(vcpu);
             self.teller.entry(header, vcpu, held, None)
         };
-        if held.has_format {
+        if held.has_format() {
             self.teller.present.format = None;
             self.teller.present.words.clear();
         }
@@ -147,8 +152,8 @@ impl<E: Export> Stage<E> {
     fn take_beside(&mut self, queue: usize, held: &Held) -> (Option<u64>, Option<u64>) {
         let Some(waiting) = self.waiting.get_mut(queue) else { return (None, None) };
         let mut next = |there: bool| if there { waiting.beside.pop_front() } else { None };
-        let numbers = (next(held.has_value), next(held.kind.is_whole()));
-        if held.has_format
+        let numbers = (next(held.has_value()), next(held.kind().is_whole()));
+        if held.has_format()
             && let Some((format, failed)) = waiting.values(&mut self.teller.present.words)
         {
             (self.teller.present.format, self.teller.present.failed) = (Some(format), failed);
@@ -285,7 +290,7 @@ impl<E: Export> Stage<E> {
             timestamp: held.timestamp,
             vcpu,
             pid: held.pid,
-            tracer: held.tracer,
+            tracer: held.tracer(),
             function: held.function,
             other: held.other,
             sp: held.sp,
@@ -296,8 +301,8 @@ impl<E: Export> Stage<E> {
             held.function,
         );
         let Self { pairing, teller, .. } = self;
-        let mut steps = Telling { teller, header, vcpu, held, value, told: Ok(()) };
-        match held.kind {
+        let mut steps = Telling { teller, header, vcpu, held, value, failed: None };
+        match held.kind() {
             Kind::Entry => pairing.enter(&call, choice, &mut steps),
             Kind::Return => pairing.leave(&call, choice, &mut steps),
             Kind::Whole => pairing.whole(&call, choice, (false, took), &mut steps),
@@ -307,7 +312,7 @@ impl<E: Export> Stage<E> {
             Kind::Last => pairing.jump_last(&call, choice, &mut steps),
             Kind::Event => {}
         }
-        steps.told
+        steps.failed.map_or(Ok(()), |error| Err(*error))
     }
 }
 
@@ -347,14 +352,14 @@ impl<E: Export> Behind for Stage<E> {
 
     fn hold_loss(&mut self, queue: usize, loss: Loss) -> Result<(), PlayError> {
         if let Some(waiting) = self.waiting.get_mut(queue) {
-            waiting.add_other(Item::Loss(loss));
+            waiting.add_other(Other::Loss(loss));
         }
         Ok(())
     }
 
     fn hold_mark(&mut self, queue: usize, mark: Box<Mark>) -> Result<(), PlayError> {
         if let Some(waiting) = self.waiting.get_mut(queue) {
-            waiting.add_other(Item::Mark(mark));
+            waiting.add_other(Other::Mark(mark));
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use crate::stream::Header;
 
 use super::ahead::{Ahead, Held};
 use super::error::PlayError;
-use super::names::Tasks;
+use super::names::{LATER, Tasks};
 use super::pairing::{self, Step, Steps};
 use super::values::{Args, Returned};
 use super::{Entry, Event, Export, Place, Return, Tail, Tracepoint, Unfinished};
@@ -34,37 +34,56 @@ pub(super) struct Telling<'a, E> {
     pub(super) held: &'a Held,
     /// What it returned.
     pub(super) value: Option<u64>,
-    /// Nothing more once this is an error.
-    pub(super) told: Result<(), PlayError>,
+    /// Nothing more once there is this. A result would be copied for each record.
+    pub(super) failed: Option<Box<PlayError>>,
 }
 
 impl<E: Export> Steps for Telling<'_, E> {
     #[inline]
     fn step(&mut self, step: Step) {
-        if self.told.is_ok() {
-            self.told = self.teller.tell(self.header, self.vcpu, self.held, self.value, step);
+        if self.failed.is_none()
+            && let Err(error) =
+                self.teller.tell(self.header, self.vcpu, self.held, self.value, &step)
+        {
+            self.failed = Some(Box::new(error));
         }
     }
 }
 
 impl<E: Export> Teller<E> {
+    #[inline]
+    fn function_index(&mut self, header: &Header, held: &Held) -> u32 {
+        match held.function_index {
+            LATER => self.ahead.symbols.index(header, held.function),
+            index => index,
+        }
+    }
+
+    #[inline]
+    fn other_index(&mut self, header: &Header, held: &Held) -> u32 {
+        match held.other_index {
+            LATER if held.other != 0 => self.ahead.symbols.index(header, held.other),
+            index => index,
+        }
+    }
+
     pub(super) fn tell(
         &mut self,
         header: &Header,
         vcpu: u32,
         held: &Held,
         value: Option<u64>,
-        step: Step,
+        step: &Step,
     ) -> Result<(), PlayError> {
         let hides = self.ahead.selection.min_duration.is_some();
-        match step {
+        match *step {
             Step::Left(frame) | Step::Evicted(frame) => self.unfinished(header, &frame),
             Step::Entered { id, parent, depth, shown } if shown && !hides => {
                 self.entry(header, vcpu, held, Some(Place { frame: id, parent, depth }))
             }
             Step::Tailed { depth, shown } if shown && !hides => {
-                let function_index = self.ahead.symbols.index(header, held.function);
-                let target_index = self.ahead.symbols.index(header, held.other);
+                let function_index = self.function_index(header, held);
+                let target_index = self.other_index(header, held);
                 let target = self.ahead.symbols.name(header, held.other, target_index);
                 let event = Event::Tail(Tail {
                     timestamp: held.timestamp,
@@ -73,9 +92,9 @@ impl<E: Export> Teller<E> {
                     comm: self.tasks.comm(held.pid, held.slot),
                     function: self.ahead.symbols.name(header, held.function, function_index),
                     target: (held.other != 0).then_some(target),
-                    tracer: self.ahead.tracers.name(held.tracer),
+                    tracer: self.ahead.tracers.name(held.tracer()),
                     depth,
-                    context: held.context,
+                    context: held.context(),
                 });
                 self.export.event(&event).map_err(PlayError::Output)
             }
@@ -85,7 +104,11 @@ impl<E: Export> Teller<E> {
                     return Ok(());
                 }
                 let function = frame.map_or(held.function, |frame| frame.function);
-                let index = self.ahead.symbols.index(header, function);
+                let index = if function == held.function {
+                    self.function_index(header, held)
+                } else {
+                    self.ahead.symbols.index(header, function)
+                };
                 let fields =
                     self.present.format.and_then(|format| self.ahead.formats.fields(format));
                 let shape = fields.and_then(|fields| fields.first()).map(|field| &field.shape);
@@ -96,13 +119,13 @@ impl<E: Export> Teller<E> {
                     comm: self.tasks.comm(held.pid, held.slot),
                     tgid: self.tasks.tgid(held.slot),
                     function: self.ahead.symbols.name(header, function, index),
-                    tracer: self.ahead.tracers.name(held.tracer),
+                    tracer: self.ahead.tracers.name(held.tracer()),
                     depth,
                     duration_ns,
                     value: value.map(|raw| Returned { raw, shape }),
                     frame: frame.filter(|_| !hides).map(|frame| frame.id),
                     whole: frame.is_none() && ticks.is_some(),
-                    context: held.context,
+                    context: held.context(),
                 });
                 self.export.event(&event).map_err(PlayError::Output)
             }
@@ -110,6 +133,7 @@ impl<E: Export> Teller<E> {
         }
     }
 
+    #[inline]
     pub(super) fn entry(
         &mut self,
         header: &Header,
@@ -118,8 +142,8 @@ impl<E: Export> Teller<E> {
         place: Option<Place>,
     ) -> Result<(), PlayError> {
         let (function, caller) = (held.function, held.other);
-        let function_index = self.ahead.symbols.index(header, function);
-        let caller_index = self.ahead.symbols.index(header, caller);
+        let function_index = self.function_index(header, held);
+        let caller_index = self.other_index(header, held);
         let fields = self.present.format.and_then(|format| self.ahead.formats.fields(format));
         let Present { failed, words, .. } = &self.present;
         let event = Event::Entry(Entry {
@@ -130,10 +154,10 @@ impl<E: Export> Teller<E> {
             tgid: self.tasks.tgid(held.slot),
             function: self.ahead.symbols.name(header, function, function_index),
             caller: (caller != 0).then(|| self.ahead.symbols.name(header, caller, caller_index)),
-            tracer: self.ahead.tracers.name(held.tracer),
+            tracer: self.ahead.tracers.name(held.tracer()),
             place,
             args: fields.map(|fields| Args { fields, failed: *failed, words }),
-            context: held.context,
+            context: held.context(),
         });
         self.export.event(&event).map_err(PlayError::Output)
     }
@@ -145,8 +169,8 @@ impl<E: Export> Teller<E> {
         held: &Held,
     ) -> Result<(), PlayError> {
         let (event, caller) = (held.function, held.other);
-        let event_index = self.ahead.symbols.index(header, event);
-        let caller_index = self.ahead.symbols.index(header, caller);
+        let event_index = self.function_index(header, held);
+        let caller_index = self.other_index(header, held);
         let format = self.present.format;
         let fields = format.and_then(|format| self.ahead.formats.fields(format));
         let Present { failed, words, .. } = &self.present;
@@ -160,7 +184,7 @@ impl<E: Export> Teller<E> {
             caller: (caller != 0).then(|| self.ahead.symbols.name(header, caller, caller_index)),
             fields: fields.map(|fields| Args { fields, failed: *failed, words }),
             print: format.and_then(|format| self.ahead.formats.print(format)),
-            context: held.context,
+            context: held.context(),
         });
         self.export.event(&event).map_err(PlayError::Output)
     }

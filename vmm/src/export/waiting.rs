@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::mem;
 
 use super::ahead::Held;
+use super::names::LATER;
 use crate::stream::{Loss, Mark};
 
-/// An item that waits until it is shown.
+/// An item that waits until it is shown, and is no record.
 #[derive(Debug)]
-pub(super) enum Item {
-    Record(Held),
+pub(super) enum Other {
     Loss(Loss),
     Mark(Box<Mark>),
 }
@@ -35,7 +35,9 @@ pub(super) struct Waiting {
 enum Part {
     /// At least one.
     Records(Vec<Held>),
-    Other(Item),
+    /// The same, with names looked up.
+    Named(Vec<Held>),
+    Other(Other),
 }
 
 impl Waiting {
@@ -53,34 +55,53 @@ impl Waiting {
         }
     }
 
-    /// Records are the last.
+    /// Records are the last, of which the names were looked up.
     pub(super) fn add_all(&mut self, records: Vec<Held>) {
         if !records.is_empty() {
-            self.parts.push_back(Part::Records(records));
+            self.parts.push_back(Part::Named(records));
+        }
+    }
+
+    /// There are other names from here on.
+    pub(super) fn rename(&mut self) {
+        for part in &mut self.parts {
+            if let Part::Named(records) = part {
+                let mut records = mem::take(records);
+                for held in &mut records {
+                    (held.function_index, held.other_index) = (LATER, LATER);
+                }
+                *part = Part::Records(records);
+            }
         }
     }
 
     /// What is no record is the last.
-    pub(super) fn add_other(&mut self, item: Item) {
+    pub(super) fn add_other(&mut self, item: Other) {
         self.parts.push_back(Part::Other(item));
     }
 
-    /// Takes the first item.
+    /// Takes the first item, if it is a record.
     #[inline]
-    pub(super) fn next(&mut self) -> Option<Item> {
-        let Some(Part::Records(records)) = self.parts.front_mut() else { return self.next_other() };
+    pub(super) fn next(&mut self) -> Option<Held> {
+        let Some(Part::Records(records) | Part::Named(records)) = self.parts.front() else {
+            return None;
+        };
         let held = *records.get(self.gone)?;
         self.gone += 1;
         if self.gone == records.len() {
             self.next_part();
         }
-        Some(Item::Record(held))
+        Some(held)
     }
 
-    fn next_other(&mut self) -> Option<Item> {
-        match self.parts.pop_front() {
-            Some(Part::Other(item)) => Some(item),
-            _ => None,
+    /// The same if it is none.
+    pub(super) fn next_other(&mut self) -> Option<Other> {
+        match self.parts.pop_front()? {
+            Part::Other(item) => Some(item),
+            records => {
+                self.parts.push_front(records);
+                None
+            }
         }
     }
 
@@ -98,7 +119,7 @@ impl Waiting {
     /// Where names of tasks are that are in use.
     pub(super) fn slots(&self) -> impl Iterator<Item = u32> {
         let records = self.parts.iter().map(|part| match part {
-            Part::Records(records) => &records[..],
+            Part::Records(records) | Part::Named(records) => &records[..],
             Part::Other(_) => &[],
         });
         records.flatten().skip(self.gone).map(|held| held.slot)
