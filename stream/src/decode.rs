@@ -1,5 +1,6 @@
 //! The state machine of every reader: it turns bytes into frames.
 
+use std::io::{self, Read};
 use std::ops::Range;
 
 use zerocopy::FromBytes;
@@ -136,8 +137,19 @@ impl Decoder {
         self.filled(bytes.len());
     }
 
+    /// Reads bytes of the stream from a source, as they are there, into room for at least `length`;
+    /// returns how many.
+    ///
+    /// # Errors
+    /// Those of the source: nothing is lost.
+    pub fn read(&mut self, source: &mut impl Read, length: usize) -> io::Result<usize> {
+        let read = source.read(self.spare(length))?;
+        self.filled(read);
+        Ok(read)
+    }
+
     /// Room for at least `length` further bytes, to be declared by [`Decoder::filled`].
-    pub(super) fn spare(&mut self, length: usize) -> &mut [u8] {
+    fn spare(&mut self, length: usize) -> &mut [u8] {
         self.current = None;
         if self.buffer.len() - self.pending.end < length {
             self.buffer.copy_within(self.pending.clone(), 0);
@@ -151,7 +163,7 @@ impl Decoder {
     }
 
     /// Declares that so many bytes of [`Decoder::spare`] are of the stream.
-    pub(super) fn filled(&mut self, length: usize) {
+    fn filled(&mut self, length: usize) {
         self.pending.end = self.buffer.len().min(self.pending.end + length);
     }
 

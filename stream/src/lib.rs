@@ -117,8 +117,8 @@ pub use mark::{LossReason, Mark, MarkKind};
 pub use merge::Merger;
 pub use reader::Reader;
 pub use record::{
-    Batch, EntryRecord, EventRecord, FrameEntryRecord, Record, RecordHead, Records, ReturnRecord,
-    ReturnValueRecord, TailRecord, WireRecord,
+    Batch, EntryRecord, EventRecord, FrameEntryRecord, Plain, Record, RecordHead, Records,
+    ReturnRecord, ReturnValueRecord, TailRecord, WireRecord,
 };
 pub use span::{FrameSpan, frame_spans};
 pub use summary::{

@@ -45,9 +45,9 @@ impl<T> Merger<T> {
         self.queues.iter().map(|queue| queue.late)
     }
 
-    /// The items that wait, in no useful order.
-    pub fn items(&self) -> impl Iterator<Item = &T> {
-        self.queues.iter().flat_map(|queue| queue.items.iter().map(|(_, item)| item))
+    /// How many items wait in each queue.
+    pub fn waiting(&self) -> impl Iterator<Item = usize> {
+        self.queues.iter().map(|queue| queue.items.len())
     }
 
     /// Adds an item to a queue; `None` for a queue that does not exist.
@@ -97,21 +97,20 @@ impl<T> Merger<T> {
         mut give: impl FnMut(usize, T) -> Result<(), E>,
     ) -> Result<(), E> {
         let heads = self.queues.iter().enumerate().filter_map(|(index, queue)| {
-            queue.items.front().map(|(time, _)| Reverse((*time, index)))
+            let (time, _) = queue.items.front().filter(|(time, _)| *time <= until)?;
+            Some(Reverse((*time, index)))
         });
-        let mut heads: BinaryHeap<_> = heads.collect();
-        while let Some(Reverse((_, index))) = heads.peek().copied() {
-            // This queue goes on until another one is earlier: one of the two below the top.
-            let others = heads.as_slice().iter().skip(1).take(2);
-            let limit = others.max().map_or((u64::MAX, usize::MAX), |Reverse(next)| *next);
+        let mut heads: Heads = heads.collect();
+        while let Some((Reverse((_, index)), limit)) = heads.first() {
             let queue = &mut self.queues[index];
+            // This queue goes on until another one is earlier.
             let next = loop {
                 let Some((time, _)) = queue.items.front() else { break None };
                 let time = *time;
                 if time > until || count == 0 {
                     break None;
                 }
-                if (time, index) > limit {
+                if Reverse((time, index)) < limit {
                     break Some(Reverse((time, index)));
                 }
                 if let Some((_, item)) = queue.items.pop_front() {
@@ -121,12 +120,79 @@ impl<T> Merger<T> {
                     give(index, item)?;
                 }
             };
-            match (next, heads.peek_mut()) {
+            heads.replace_first(next);
+        }
+        Ok(())
+    }
+}
+
+/// Time and number of a queue: the greatest is the earliest.
+type Head = Reverse<(u64, usize)>;
+
+/// Behind all of them.
+const NONE: Head = Reverse((u64::MAX, usize::MAX));
+
+/// So many are kept in order. That is faster than a heap where they are few.
+const FEW: usize = 12;
+
+/// What comes first in each queue.
+#[derive(Debug)]
+enum Heads {
+    /// The earliest is the last.
+    Few(Vec<Head>),
+    Many(BinaryHeap<Head>),
+}
+
+impl FromIterator<Head> for Heads {
+    fn from_iter<I: IntoIterator<Item = Head>>(heads: I) -> Self {
+        let mut heads: Vec<_> = heads.into_iter().collect();
+        if heads.len() > FEW {
+            return Self::Many(heads.into());
+        }
+        heads.sort_unstable();
+        Self::Few(heads)
+    }
+}
+
+impl Heads {
+    /// The earliest, and the next one.
+    #[inline]
+    fn first(&self) -> Option<(Head, Head)> {
+        match self {
+            Self::Few(heads) => {
+                let [.., first] = heads[..] else { return None };
+                let next = heads.len().checked_sub(2).and_then(|at| heads.get(at));
+                Some((first, next.copied().unwrap_or(NONE)))
+            }
+            Self::Many(heads) => {
+                // One of the two below the top.
+                let others = heads.as_slice().iter().skip(1).take(2);
+                Some((*heads.peek()?, others.max().copied().unwrap_or(NONE)))
+            }
+        }
+    }
+
+    /// The earliest is another one now, or none.
+    #[inline]
+    fn replace_first(&mut self, next: Option<Head>) {
+        match (self, next) {
+            (Self::Few(heads), None) => drop(heads.pop()),
+            (Self::Few(heads), Some(next)) => {
+                // Up to where it belongs.
+                let mut at = heads.len().saturating_sub(1);
+                while at > 0 && heads[at - 1] > next {
+                    heads[at] = heads[at - 1];
+                    at -= 1;
+                }
+                if let Some(place) = heads.get_mut(at) {
+                    *place = next;
+                }
+            }
+            (Self::Many(heads), next) => match (next, heads.peek_mut()) {
                 (Some(next), Some(mut top)) => *top = next,
                 (None, Some(top)) => drop(PeekMut::pop(top)),
                 (_, None) => {}
-            }
+            },
         }
-        Ok(())
     }
 }

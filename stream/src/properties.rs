@@ -362,7 +362,7 @@ proptest! {
 
     #[test]
     fn merging_ordered_queues_gives_one_order(
-        queues in vec(vec(0..1000u64, 0..50), 1..5),
+        queues in vec(vec(0..1000u64, 0..50), 1..30),
         until in 0..1000u64,
     ) {
         let mut merger = Merger::new(queues.len());

@@ -86,12 +86,12 @@ impl<R: Read> Reader<R> {
                 Progress::Ended => return Ok(false),
                 Progress::NeedMore => {}
             }
-            match self.source.read(self.decoder.spare(CHUNK)) {
+            match self.decoder.read(&mut self.source, CHUNK) {
                 Ok(0) => {
                     self.decoder.finish()?;
                     return Ok(false);
                 }
-                Ok(length) => self.decoder.filled(length),
+                Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.into()),
             }

@@ -6,15 +6,17 @@ use std::mem;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread;
 
-use crate::stream::{Apart, Decoder, Frame, Header, Mark, StreamError, Summary};
+use crate::stream::{
+    Apart, Decoder, Frame, Header, Loss, Mark, Plain, Record, StreamError, Summary,
+};
 
 use super::Export;
-use super::ahead::{Ahead, Item};
+use super::ahead::{Ahead, Held};
 use super::error::PlayError;
 use super::front::{Behind, Front};
 use super::stage::Stage;
 
-/// Things to do that are handed over at a time.
+/// Things to do of a kind that are handed over at a time, but for what one frame has.
 const STEPS: usize = 4096;
 /// So many times that may wait to be done.
 const WAITING: usize = 4;
@@ -22,23 +24,36 @@ const WAITING: usize = 4;
 /// One thing to do for the thread that has the stage.
 #[derive(Debug)]
 enum Step {
-    /// An item of a queue, with so many words beside it.
-    Item(u32, u16, Item),
+    /// Records are the last of a queue, with so many of the numbers beside.
+    Hold(usize, Vec<Held>, usize),
+    Loss(usize, Loss),
+    Mark(usize, Box<Mark>),
+    /// So many runs of the order are next.
+    Next(usize),
     Frame(Apart),
     /// What follows is of this stream.
     Begin(Box<Header>, Apart),
     See(u8),
-    SweepTasks(Vec<u32>),
     SweepFormats,
     End(Option<Mark>, Option<Box<Summary>>),
+}
+
+/// So many items of a queue in a row.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    queue: u16,
+    items: u16,
 }
 
 /// What is handed over at a time.
 #[derive(Debug, Default)]
 struct Batch {
     steps: Vec<Step>,
-    /// What waited beside items, in their order.
-    words: Vec<u64>,
+    /// So many are in steps.
+    records: usize,
+    /// What is beside records, in their order.
+    beside: Vec<u64>,
+    order: Vec<Run>,
 }
 
 /// Hands everything over, and knows what is ahead of it.
@@ -46,6 +61,10 @@ struct Batch {
 struct Forward {
     ahead: Ahead,
     batch: Batch,
+    /// Of which no step tells yet.
+    records: Vec<Held>,
+    /// Of the batch, what steps tell of: numbers beside records, and runs.
+    told: (usize, usize),
     to: SyncSender<Batch>,
     /// Batches that were done, to be filled again.
     back: Receiver<Batch>,
@@ -53,11 +72,24 @@ struct Forward {
 
 impl Forward {
     fn step(&mut self, step: Step) -> Result<(), PlayError> {
+        self.tell_order();
         self.batch.steps.push(step);
-        if self.batch.steps.len() < STEPS { Ok(()) } else { self.hand_over() }
+        let Batch { steps, records, beside, .. } = &self.batch;
+        let most = steps.len().max(*records).max(beside.len());
+        if most < STEPS { Ok(()) } else { self.hand_over() }
+    }
+
+    fn tell_order(&mut self) {
+        let runs = self.batch.order.len() - self.told.1;
+        if runs > 0 {
+            self.told.1 += runs;
+            self.batch.steps.push(Step::Next(runs));
+        }
     }
 
     fn hand_over(&mut self) -> Result<(), PlayError> {
+        self.tell_order();
+        self.told = (0, 0);
         let next = self.back.try_recv().unwrap_or_default();
         let sent = self.to.send(mem::replace(&mut self.batch, next));
         // The other thread knows why its output failed, and tells.
@@ -71,13 +103,65 @@ impl Behind for Forward {
     }
 
     #[inline]
-    fn give(&mut self, _: &Header, queue: usize, item: Item) -> Result<(), PlayError> {
-        let before = self.batch.words.len();
-        if let Item::Record(held) = &item {
-            self.ahead.take(queue, held, &mut self.batch.words);
+    fn hold(
+        &mut self,
+        header: &Header,
+        _: usize,
+        record: &Record<'_>,
+        unknown: &mut u64,
+    ) -> Option<(u64, usize)> {
+        let (mut held, words) = self.ahead.hold(header, record, unknown, &mut self.batch.beside)?;
+        self.ahead.look_up(header, &mut held);
+        self.records.push(held);
+        Some((held.timestamp, words))
+    }
+
+    #[inline]
+    fn hold_plain(&mut self, header: &Header, _: usize, record: &Plain<'_>) -> Option<u64> {
+        let mut held = self.ahead.hold_plain(header, record)?;
+        self.ahead.look_up(header, &mut held);
+        self.records.push(held);
+        Some(held.timestamp)
+    }
+
+    fn held(&mut self, queue: usize) -> Result<(), PlayError> {
+        if self.records.is_empty() {
+            return Ok(());
         }
-        let words = u16::try_from(self.batch.words.len() - before).unwrap_or(u16::MAX);
-        self.step(Step::Item(u32::try_from(queue).unwrap_or(u32::MAX), words, item))
+        // The next frame may be like this one.
+        let next = Vec::with_capacity(self.records.len());
+        let mut records = mem::replace(&mut self.records, next);
+        // They may have to wait for long.
+        if records.capacity() > 2 * records.len() {
+            records.shrink_to_fit();
+        }
+        let beside = self.batch.beside.len() - self.told.0;
+        self.told.0 += beside;
+        self.batch.records += records.len();
+        self.step(Step::Hold(queue, records, beside))
+    }
+
+    fn hold_loss(&mut self, queue: usize, loss: Loss) -> Result<(), PlayError> {
+        self.step(Step::Loss(queue, loss))
+    }
+
+    fn hold_mark(&mut self, queue: usize, mark: Box<Mark>) -> Result<(), PlayError> {
+        self.step(Step::Mark(queue, mark))
+    }
+
+    #[inline]
+    fn next(&mut self, _: &Header, queue: usize) -> Result<(), PlayError> {
+        // There are fewer queues, for vCPUs and marks.
+        let queue = u16::try_from(queue).unwrap_or(u16::MAX);
+        let told = self.told.1;
+        let runs = self.batch.order.get_mut(told..).unwrap_or_default();
+        if let Some(run) = runs.last_mut().filter(|run| run.queue == queue && run.items < u16::MAX)
+        {
+            run.items += 1;
+            return Ok(());
+        }
+        self.batch.order.push(Run { queue, items: 1 });
+        if self.batch.order.len() < STEPS { Ok(()) } else { self.hand_over() }
     }
 
     fn frame(
@@ -96,12 +180,10 @@ impl Behind for Forward {
 
     fn see(&mut self, tracer: u8) -> Result<(), PlayError> {
         self.ahead.tracers.see(tracer);
-        self.step(Step::See(tracer))
-    }
-
-    fn sweep_tasks(&mut self, in_use: Vec<u32>) -> Result<(), PlayError> {
-        self.ahead.tasks.sweep(in_use.iter().copied());
-        self.step(Step::SweepTasks(in_use))
+        // Not by `step`: there may be numbers beside records of which no step tells yet.
+        self.tell_order();
+        self.batch.steps.push(Step::See(tracer));
+        Ok(())
     }
 
     fn sweep_formats(&mut self) -> Result<(), PlayError> {
@@ -135,8 +217,9 @@ pub(super) fn play<E: Export>(
 ) -> Result<(), PlayError> {
     let (to, batches) = sync_channel(WAITING);
     let (done, back) = channel();
-    let ahead = stage.ahead.again();
-    let forward = Forward { ahead, batch: Batch::default(), to, back };
+    let ahead = stage.teller.ahead.again();
+    let (batch, records) = (Batch::default(), Vec::new());
+    let forward = Forward { ahead, batch, records, told: (0, 0), to, back };
     thread::scope(|scope| {
         let reader = thread::Builder::new().name("reader".into());
         let reader = reader.spawn_scoped(scope, move || read(source, front, forward));
@@ -166,14 +249,21 @@ fn replay<E: Export>(
 ) -> Result<(), PlayError> {
     let mut header = Header::default();
     for mut batch in batches {
-        let mut words = &batch.words[..];
+        let mut order = batch.order.iter();
+        let mut beside = batch.beside.iter();
         for step in batch.steps.drain(..) {
             match step {
-                Step::Item(queue, count, item) => {
-                    let queue = usize::try_from(queue).unwrap_or(usize::MAX);
-                    let (own, rest) = words.split_at(usize::from(count).min(words.len()));
-                    words = rest;
-                    stage.give(&header, queue, &item, own)?;
+                Step::Hold(queue, records, numbers) => {
+                    stage.hold_all(queue, records, beside.by_ref().take(numbers));
+                }
+                Step::Loss(queue, loss) => stage.hold_loss(queue, loss)?,
+                Step::Mark(queue, mark) => stage.hold_mark(queue, mark)?,
+                Step::Next(runs) => {
+                    for &Run { queue, items } in order.by_ref().take(runs) {
+                        for _ in 0..items {
+                            stage.next(&header, usize::from(queue))?;
+                        }
+                    }
                 }
                 Step::Frame(frame) => {
                     let Some(frame) = frame.frame() else { continue };
@@ -184,15 +274,16 @@ fn replay<E: Export>(
                     let Some(frame) = frame.frame() else { continue };
                     stage.frame(&header, &frame)?;
                 }
-                Step::See(tracer) => stage.ahead.tracers.see(tracer),
-                Step::SweepTasks(in_use) => stage.ahead.tasks.sweep(in_use.into_iter()),
-                Step::SweepFormats => stage.ahead.formats.sweep(),
+                Step::See(tracer) => stage.teller.ahead.tracers.see(tracer),
+                Step::SweepFormats => stage.teller.ahead.formats.sweep(),
                 Step::End(note, summary) => {
                     stage.end(&header, note.as_ref(), summary.as_deref())?;
                 }
             }
         }
-        batch.words.clear();
+        batch.records = 0;
+        batch.beside.clear();
+        batch.order.clear();
         // Nobody may need it any more.
         let _ = done.send(batch);
         stage.flush()?;

@@ -3,12 +3,14 @@
 use std::io::{ErrorKind, Read};
 
 use crate::stream::{
-    Decoder, Frame, Header, Mark, MarkKind, Merger, Progress, RecordHead, StreamError, Summary,
+    Decoder, Frame, Header, Loss, Mark, MarkKind, Merger, Plain, Progress, Record, StreamError,
+    Summary,
 };
 
-use super::ahead::{Ahead, Item};
+use super::ahead::Ahead;
 use super::error::PlayError;
 use super::horizon::Horizon;
+use super::waiting::Words;
 
 /// Bytes that are read at a time.
 const CHUNK: usize = 256 << 10;
@@ -29,8 +31,30 @@ pub(super) trait Behind {
     /// What is known of the stream up to where it has been read.
     fn ahead(&mut self) -> &mut Ahead;
 
-    /// The next item of all queues.
-    fn give(&mut self, header: &Header, queue: usize, item: Item) -> Result<(), PlayError>;
+    /// A record that is wanted is the last of its queue from here on: when it was, and how many words
+    /// of values it has. Unknown kinds are counted.
+    fn hold(
+        &mut self,
+        header: &Header,
+        queue: usize,
+        record: &Record<'_>,
+        unknown: &mut u64,
+    ) -> Option<(u64, usize)>;
+
+    /// The same of a record that has no more than most: when it was.
+    fn hold_plain(&mut self, header: &Header, queue: usize, record: &Plain<'_>) -> Option<u64>;
+
+    /// No more records of that queue are held at present.
+    fn held(&mut self, queue: usize) -> Result<(), PlayError>;
+
+    /// The same of a loss.
+    fn hold_loss(&mut self, queue: usize, loss: Loss) -> Result<(), PlayError>;
+
+    /// The same of a mark.
+    fn hold_mark(&mut self, queue: usize, mark: Box<Mark>) -> Result<(), PlayError>;
+
+    /// The next item of all queues is the first of this one.
+    fn next(&mut self, header: &Header, queue: usize) -> Result<(), PlayError>;
 
     /// A frame that does not wait, which the decoder has just found.
     fn frame(
@@ -42,9 +66,6 @@ pub(super) trait Behind {
 
     /// A tracer has a record of which nothing has been told.
     fn see(&mut self, tracer: u8) -> Result<(), PlayError>;
-
-    /// Names of tasks are in use in these places only, and in those of present tasks.
-    fn sweep_tasks(&mut self, in_use: Vec<u32>) -> Result<(), PlayError>;
 
     /// No record waits with a format.
     fn sweep_formats(&mut self) -> Result<(), PlayError>;
@@ -65,7 +86,9 @@ pub(super) trait Behind {
 #[derive(Debug)]
 pub(super) struct Front {
     decoder: Decoder,
-    merger: Merger<Item>,
+    /// When what waits behind was.
+    merger: Merger<()>,
+    words: Words,
     header: Header,
     summary: Option<Summary>,
     held_text: usize,
@@ -86,6 +109,7 @@ impl Default for Front {
         Self {
             decoder: Decoder::new(),
             merger: Merger::new(0),
+            words: Words::default(),
             header: Header::default(),
             summary: None,
             held_text: 0,
@@ -144,6 +168,10 @@ impl Front {
     /// When the stream is damaged, or what is behind fails.
     pub(super) fn push(&mut self, bytes: &[u8], behind: &mut impl Behind) -> Result<(), PlayError> {
         self.decoder.feed(bytes);
+        self.decode(behind)
+    }
+
+    fn decode(&mut self, behind: &mut impl Behind) -> Result<(), PlayError> {
         while self.decoder.advance()? == Progress::Frame {
             self.frame(behind)?;
             let offset = self.decoder.offset();
@@ -164,11 +192,10 @@ impl Front {
         source: &mut impl Read,
         behind: &mut impl Behind,
     ) -> Result<(), PlayError> {
-        let mut chunk = vec![0; CHUNK];
         let read = loop {
-            match source.read(&mut chunk) {
+            match self.decoder.read(source, CHUNK) {
                 Ok(0) => break Ok(()),
-                Ok(length) => match self.push(chunk.get(..length).unwrap_or_default(), behind) {
+                Ok(_) => match self.decode(behind) {
                     Ok(()) => {}
                     Err(error @ PlayError::Output(_)) => return Err(error),
                     error => break error,
@@ -206,7 +233,7 @@ impl Front {
             _ => false,
         };
         if renames {
-            give_all(&mut self.merger, &self.header, behind)?;
+            give_all(&mut self.merger, &mut self.words, &self.header, behind)?;
         }
         match frame {
             Frame::Header(ref header) => {
@@ -216,53 +243,65 @@ impl Front {
                     self.header.clock_start = start;
                 }
                 self.merger = Merger::new(marks_of(header) + 1);
+                self.words = Words::new(marks_of(header) + 1);
                 behind.frame(&self.header, &frame, &self.decoder)
             }
             Frame::Records(batch) => {
                 let queue = usize::try_from(batch.vcpu).unwrap_or(usize::MAX);
-                let mut last = 0;
-                for record in batch.records() {
-                    let RecordHead { tracer, .. } = *record.head();
-                    if tracer != last && behind.ahead().tracers.is_new(tracer) {
-                        behind.see(tracer)?;
-                    }
-                    last = tracer;
-                    let unknown = &mut self.unknown_records;
-                    let held = behind.ahead().hold(&self.header, queue, &record, unknown);
-                    if let Some(held) = held {
-                        self.newest = self.newest.max(held.timestamp);
-                        self.merger.push(queue, held.timestamp, Item::Record(held));
-                    }
-                }
-                self.relieve(behind)
-            }
-            Frame::Tasks(_) => {
-                behind.frame(&self.header, &frame, &self.decoder)?;
-                if behind.ahead().tasks.is_crowded() {
-                    let slot = |item: &Item| match item {
-                        Item::Record(held) => Some(held.slot),
-                        _ => None,
+                let (mut records, mut last) = (batch.records(), 0);
+                loop {
+                    let plain = records.next_plain();
+                    let other = if plain.is_some() { None } else { records.next() };
+                    let plain_head = plain.as_ref().map(|record| record.head);
+                    let Some(head) = plain_head.or_else(|| other.as_ref().map(Record::head)) else {
+                        break;
                     };
-                    behind.sweep_tasks(self.merger.items().filter_map(slot).collect())?;
+                    if head.tracer != last && behind.ahead().tracers.is_new(head.tracer) {
+                        behind.see(head.tracer)?;
+                    }
+                    last = head.tracer;
+                    let held = match (plain, other) {
+                        (Some(record), _) => {
+                            behind.hold_plain(&self.header, queue, &record).map(|time| (time, 0))
+                        }
+                        (None, Some(record)) => {
+                            let unknown = &mut self.unknown_records;
+                            behind.hold(&self.header, queue, &record, unknown)
+                        }
+                        (None, None) => None,
+                    };
+                    if let Some((time, words)) = held {
+                        self.newest = self.newest.max(time);
+                        self.merger.push(queue, time, ());
+                        self.words.add(queue, words);
+                    }
                 }
-                Ok(())
+                behind.held(queue)?;
+                self.relieve(behind)
             }
             Frame::Values(_) => {
                 behind.frame(&self.header, &frame, &self.decoder)?;
                 if behind.ahead().formats.is_crowded() {
-                    give_all(&mut self.merger, &self.header, behind)?;
+                    give_all(&mut self.merger, &mut self.words, &self.header, behind)?;
                     behind.sweep_formats()?;
                 }
                 Ok(())
             }
             Frame::Loss(loss) => {
                 let queue = usize::try_from(loss.vcpu).unwrap_or(usize::MAX);
-                self.merger.push_now(queue, Item::Loss(loss));
+                if self.merger.push_now(queue, ()).is_some() {
+                    self.words.add(queue, 0);
+                    behind.hold_loss(queue, loss)?;
+                }
                 self.relieve(behind)
             }
             Frame::Mark(mark) => {
                 self.held_text += mark.text.len();
-                self.merger.push(marks_of(&self.header), mark.ticks, Item::Mark(Box::new(mark)));
+                let queue = marks_of(&self.header);
+                if self.merger.push(queue, mark.ticks, ()).is_some() {
+                    self.words.add(queue, 0);
+                    behind.hold_mark(queue, Box::new(mark))?;
+                }
                 self.relieve(behind)
             }
             Frame::Watermark(ticks) => {
@@ -278,6 +317,7 @@ impl Front {
                 Ok(())
             }
             Frame::Symbols(_)
+            | Frame::Tasks(_)
             | Frame::Tracers(_)
             | Frame::Join(_)
             | Frame::Traced(_)
@@ -288,7 +328,8 @@ impl Front {
 
     fn play(&mut self, until: u64, behind: &mut impl Behind) -> Result<(), PlayError> {
         let header = &self.header;
-        self.merger.drain(until, |queue, item| behind.give(header, queue, item))?;
+        self.merger.drain(until, |queue, ()| behind.next(header, queue))?;
+        self.words.keep(self.merger.waiting());
         if self.merger.held() == 0 {
             self.held_text = 0;
         }
@@ -317,7 +358,7 @@ impl Front {
         let keep = match self.held_text {
             text if text > HELD_TEXT => 0,
             _ if held > most => most / 2,
-            _ if behind.ahead().words() > HELD_WORDS => held / 2,
+            _ if self.words.len() > HELD_WORDS => held / 2,
             _ => return Ok(()),
         };
         if keep == 0 {
@@ -325,17 +366,22 @@ impl Front {
         }
         self.disordered += u64::try_from(held - keep).unwrap_or(0);
         let header = &self.header;
-        self.merger.shrink(keep, |queue, item| behind.give(header, queue, item))
+        self.merger.shrink(keep, |queue, ()| behind.next(header, queue))?;
+        self.words.keep(self.merger.waiting());
+        Ok(())
     }
 }
 
 /// Gives all that waits, whatever may still come.
 fn give_all(
-    merger: &mut Merger<Item>,
+    merger: &mut Merger<()>,
+    words: &mut Words,
     header: &Header,
     behind: &mut impl Behind,
 ) -> Result<(), PlayError> {
-    merger.drain(u64::MAX, |queue, item| behind.give(header, queue, item))
+    merger.drain(u64::MAX, |queue, ()| behind.next(header, queue))?;
+    words.keep(merger.waiting());
+    Ok(())
 }
 
 /// The queue of the marks, which comes after those of the vCPUs.

@@ -1,6 +1,7 @@
 //! JSON Lines: one object for each event.
 
 use std::io::{self, Write};
+use std::num::NonZeroU64;
 
 use serde::Serialize;
 
@@ -17,12 +18,15 @@ use super::{Called, Entry, Event, Export, Name, Return, Tail, Tracepoint};
 pub struct Json<W: Write> {
     out: Gather<W>,
     header: Header,
+    tasks: Tasks,
+    names: Names,
 }
 
 impl<W: Write> Json<W> {
     /// JSON to `out`, which needs no buffer of its own.
     pub fn new(out: W) -> Self {
-        Self { out: Gather::new(out), header: Header::default() }
+        let (out, header) = (Gather::new(out), Header::default());
+        Self { out, header, tasks: Tasks::default(), names: Names::default() }
     }
 
     fn line(&mut self, line: &impl Serialize) -> io::Result<()> {
@@ -34,10 +38,11 @@ impl<W: Write> Json<W> {
     fn entry(&mut self, entry: &Entry<'_>) -> io::Result<()> {
         let ns = self.header.nanoseconds(entry.timestamp);
         let out = &mut self.out.bytes;
-        begin(out, b"{\"event\":\"entry\"", ns, (entry.vcpu, entry.pid, entry.comm))?;
-        name(out, b",\"function\":", b",\"module\":", &entry.function)?;
+        begin(out, b"{\"event\":\"entry\"", ns);
+        self.tasks.write(out, (entry.vcpu, entry.pid, entry.comm))?;
+        self.names.write(out, b",\"function\":", b",\"module\":", &entry.function)?;
         if let Some(caller) = &entry.caller {
-            name(out, b",\"caller\":", b",\"caller_module\":", caller)?;
+            self.names.write(out, b",\"caller\":", b",\"caller_module\":", caller)?;
         }
         text(out, b",\"tracer\":", entry.tracer)?;
         number(out, b",\"depth\":", entry.place.map(|place| place.depth.into()));
@@ -49,8 +54,9 @@ impl<W: Write> Json<W> {
     fn ret(&mut self, ret: &Return<'_>) -> io::Result<()> {
         let ns = self.header.nanoseconds(ret.timestamp);
         let out = &mut self.out.bytes;
-        begin(out, b"{\"event\":\"return\"", ns, (ret.vcpu, ret.pid, ret.comm))?;
-        name(out, b",\"function\":", b",\"module\":", &ret.function)?;
+        begin(out, b"{\"event\":\"return\"", ns);
+        self.tasks.write(out, (ret.vcpu, ret.pid, ret.comm))?;
+        self.names.write(out, b",\"function\":", b",\"module\":", &ret.function)?;
         text(out, b",\"tracer\":", ret.tracer)?;
         number(out, b",\"depth\":", Some(ret.depth.into()));
         match ret.duration_ns {
@@ -65,10 +71,11 @@ impl<W: Write> Json<W> {
     fn tail(&mut self, tail: &Tail<'_>) -> io::Result<()> {
         let ns = self.header.nanoseconds(tail.timestamp);
         let out = &mut self.out.bytes;
-        begin(out, b"{\"event\":\"tail\"", ns, (tail.vcpu, tail.pid, tail.comm))?;
-        name(out, b",\"function\":", b",\"module\":", &tail.function)?;
+        begin(out, b"{\"event\":\"tail\"", ns);
+        self.tasks.write(out, (tail.vcpu, tail.pid, tail.comm))?;
+        self.names.write(out, b",\"function\":", b",\"module\":", &tail.function)?;
         if let Some(target) = &tail.target {
-            name(out, b",\"target\":", b",\"target_module\":", target)?;
+            self.names.write(out, b",\"target\":", b",\"target_module\":", target)?;
         }
         text(out, b",\"tracer\":", tail.tracer)?;
         number(out, b",\"depth\":", Some(tail.depth.into()));
@@ -80,7 +87,8 @@ impl<W: Write> Json<W> {
     fn tracepoint(&mut self, event: &Tracepoint<'_>) -> io::Result<()> {
         let ns = self.header.nanoseconds(event.timestamp);
         let out = &mut self.out.bytes;
-        begin(out, b"{\"event\":\"event\"", ns, (event.vcpu, event.pid, event.comm))?;
+        begin(out, b"{\"event\":\"event\"", ns);
+        self.tasks.write(out, (event.vcpu, event.pid, event.comm))?;
         text(out, b",\"name\":", Some(&texts(&event.event).0))?;
         other(out, b",\"context\":", event.context.map(Shown))?;
         other(out, b",\"fields\":", event.fields.map(JsonArgs))?;
@@ -95,32 +103,113 @@ impl<W: Write> Json<W> {
 
 // Of the lines of which there are millions keys are written as they are: serde_json writes the same, by a call for each.
 
-/// The beginning of a line: what it is, when, and who was where.
-fn begin(
-    out: &mut Vec<u8>,
-    event: &[u8],
-    ns: i128,
-    (cpu, pid, comm): (u32, u32, Option<&str>),
-) -> io::Result<()> {
+/// The beginning of a line: what it is, and when.
+fn begin(out: &mut Vec<u8>, event: &[u8], ns: i128) {
     out.extend_from_slice(event);
     out.extend_from_slice(b",\"ns\":");
     match u64::try_from(ns) {
         Ok(ns) => drop(decimal(out, ns, 0, b' ')),
-        Err(_) => write!(out, "{ns}")?,
+        // A vector takes all.
+        Err(_) => drop(write!(out, "{ns}")),
     }
-    number(out, b",\"cpu\":", Some(cpu.into()));
-    number(out, b",\"pid\":", Some(pid.into()));
-    if comm.is_none() {
-        out.extend_from_slice(b",\"comm\":null");
-    }
-    text(out, b",\"comm\":", comm)
 }
 
-/// A name, or address without one, and the module, if there is one: behind these.
-fn name(out: &mut Vec<u8>, key: &[u8], of_module: &[u8], name: &Name<'_>) -> io::Result<()> {
-    let (function, module) = texts(name);
-    text(out, key, Some(&function))?;
-    text(out, of_module, module)
+/// vCPUs of which the last task is kept.
+const VCPUS: usize = 16;
+/// Names that are kept.
+const NAMES: usize = 1 << 12;
+
+/// Who was where, for lines: most are of the task of the one before.
+#[derive(Debug, Default)]
+struct Tasks([Option<Task>; VCPUS]);
+
+#[derive(Debug)]
+struct Task {
+    vcpu: u32,
+    pid: u32,
+    comm: Option<Box<str>>,
+    text: Vec<u8>,
+}
+
+impl Tasks {
+    fn write(
+        &mut self,
+        out: &mut Vec<u8>,
+        (vcpu, pid, comm): (u32, u32, Option<&str>),
+    ) -> io::Result<()> {
+        let place = usize::try_from(vcpu).unwrap_or(0) % VCPUS;
+        let Some(last) = self.0.get_mut(place) else { return Ok(()) };
+        let is_it =
+            |task: &&mut Task| (task.vcpu, task.pid) == (vcpu, pid) && task.comm.as_deref() == comm;
+        if let Some(task) = last.as_mut().filter(is_it) {
+            out.extend_from_slice(&task.text);
+            return Ok(());
+        }
+        let begin = out.len();
+        number(out, b",\"cpu\":", Some(vcpu.into()));
+        number(out, b",\"pid\":", Some(pid.into()));
+        if comm.is_none() {
+            out.extend_from_slice(b",\"comm\":null");
+        }
+        text(out, b",\"comm\":", comm)?;
+        let text = out.get(begin..).unwrap_or_default().to_vec();
+        *last = Some(Task { vcpu, pid, comm: comm.map(Into::into), text });
+        Ok(())
+    }
+}
+
+/// Names of functions and their modules, for lines.
+#[derive(Debug)]
+struct Names(Box<[Known]>);
+
+#[derive(Clone, Debug, Default)]
+struct Known {
+    /// See [`Name::number`].
+    number: Option<NonZeroU64>,
+    name: Box<[u8]>,
+    /// Empty: none.
+    module: Box<[u8]>,
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        Self(vec![Known::default(); NAMES].into())
+    }
+}
+
+impl Names {
+    /// A name, or address without one, and the module, if there is one: behind these.
+    fn write(
+        &mut self,
+        out: &mut Vec<u8>,
+        key: &[u8],
+        of_module: &[u8],
+        name: &Name<'_>,
+    ) -> io::Result<()> {
+        let place = name.number.and_then(|it| usize::try_from(it.get()).ok()).unwrap_or(0) % NAMES;
+        let known = self.0.get_mut(place).filter(|_| name.number.is_some());
+        let Some(known) = known else {
+            let (function, module) = texts(name);
+            text(out, key, Some(&function))?;
+            return text(out, of_module, module);
+        };
+        if known.number != name.number {
+            let quoted = |of: Option<&str>| {
+                let mut quoted = Vec::new();
+                text(&mut quoted, b"", of).map(|()| quoted.into())
+            };
+            let (function, module) = texts(name);
+            let (function, module) = (quoted(Some(&function))?, quoted(module)?);
+            *known = Known { number: name.number, name: function, module };
+        }
+        out.extend_from_slice(key);
+        out.extend_from_slice(&known.name);
+        if !known.module.is_empty() {
+            out.extend_from_slice(of_module);
+            out.extend_from_slice(&known.module);
+        }
+        Ok(())
+    }
 }
 
 /// A number behind its key, if there is one.
@@ -336,11 +425,13 @@ mod tests {
     // A name that a guest has chosen ends its text, or the line.
     #[test]
     fn lines_are_json_whatever_the_guest_calls_its_tasks() {
+        let mut tasks = Tasks::default();
         let names = ["cat", "", "a b", "\"", "\\", "\n{", "\u{7f}", "\u{1b}[2J", "ä", "\u{fffd}"];
         for comm in names {
             for ns in [0, 1, -1, i128::from(u64::MAX), i128::from(u64::MAX) * 1000, i128::MIN / 2] {
                 let mut out = Vec::new();
-                begin(&mut out, b"{\"event\":\"entry\"", ns, (3, u32::MAX, Some(comm))).unwrap();
+                begin(&mut out, b"{\"event\":\"entry\"", ns);
+                tasks.write(&mut out, (3, u32::MAX, Some(comm))).unwrap();
                 text(&mut out, b",\"tracer\":", Some(comm)).unwrap();
                 text(&mut out, b",\"module\":", None).unwrap();
                 number(&mut out, b",\"depth\":", Some(u64::MAX));
@@ -361,7 +452,31 @@ mod tests {
             }
         }
         let mut out = Vec::new();
-        begin(&mut out, b"{\"event\":\"tail\"", 5, (0, 0, None)).unwrap();
+        begin(&mut out, b"{\"event\":\"tail\"", 5);
+        tasks.write(&mut out, (0, 0, None)).unwrap();
         assert_eq!(out, b"{\"event\":\"tail\",\"ns\":5,\"cpu\":0,\"pid\":0,\"comm\":null");
+    }
+
+    // Nearly all names of lines are those that were written before.
+    #[test]
+    fn names_are_their_own_whatever_was_written_before() {
+        let mut names = Names::default();
+        let all = [
+            (Some(("vfs_read", "")), 1, ",F\"vfs_read\""),
+            (Some(("a\"b", "ext4")), 2, ",F\"a\\\"b\",M\"ext4\""),
+            // In the place of the first.
+            (Some(("other", "")), 1 + NAMES as u64, ",F\"other\""),
+            (None, 0, ",F\"0xffffffff81000000\""),
+        ];
+        for (symbol, number, expected) in all.iter().chain(&all) {
+            let number = NonZeroU64::new(*number);
+            let name = Name { address: 0xffff_ffff_8100_0000, symbol: *symbol, number };
+            let mut out = Vec::new();
+            for _ in 0..2 {
+                out.clear();
+                names.write(&mut out, b",F", b",M", &name).unwrap();
+                assert_eq!(String::from_utf8_lossy(&out), *expected);
+            }
+        }
     }
 }

@@ -49,6 +49,7 @@ mod stage;
 mod stats;
 mod summary;
 mod tables;
+mod tell;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -59,6 +60,7 @@ mod top_tests;
 mod values;
 #[cfg(test)]
 mod values_tests;
+mod waiting;
 
 use std::borrow::Cow;
 use std::io;

@@ -43,6 +43,8 @@ struct Cached {
 }
 
 const EMPTY: u32 = u32::MAX;
+/// No index: nobody has looked yet.
+pub(super) const LATER: u32 = EMPTY;
 const UNKNOWN: u32 = u32::MAX - 1;
 const CACHE: usize = 1 << 14;
 const NOT_CACHED: Cached = Cached { address: 0, index: EMPTY };

@@ -48,7 +48,7 @@ impl<E: Export> Player<E> {
         mut self,
         accepts: impl Fn(&str, Option<&str>) -> bool + Send + Sync + 'static,
     ) -> Self {
-        self.stage.ahead.selection.set_filter(accepts);
+        self.stage.teller.ahead.selection.set_filter(accepts);
         self
     }
 
@@ -59,14 +59,14 @@ impl<E: Export> Player<E> {
         mut self,
         accepts: impl Fn(&str, Option<&str>) -> bool + Send + Sync + 'static,
     ) -> Self {
-        self.stage.ahead.selection.set_roots(accepts);
+        self.stage.teller.ahead.selection.set_roots(accepts);
         self
     }
 
     /// Plays only the records of the tracer of that name.
     #[must_use]
     pub fn with_tracer(mut self, name: String) -> Self {
-        self.stage.ahead.selection.set_tracer(name);
+        self.stage.teller.ahead.selection.set_tracer(name);
         self
     }
 
@@ -80,7 +80,7 @@ impl<E: Export> Player<E> {
     /// Plays only returns of functions that took at least so many nanoseconds.
     #[must_use]
     pub fn with_min_duration(mut self, nanoseconds: u64) -> Self {
-        self.stage.ahead.selection.min_duration = Some(nanoseconds);
+        self.stage.teller.ahead.selection.min_duration = Some(nanoseconds);
         self
     }
 
@@ -166,12 +166,12 @@ impl<E: Export> Player<E> {
 
     /// The export.
     pub fn export(&self) -> &E {
-        &self.stage.export
+        &self.stage.teller.export
     }
 
     /// Returns the export.
     pub fn into_export(self) -> E {
-        self.stage.export
+        self.stage.teller.export
     }
 }
 
@@ -183,6 +183,6 @@ impl<E: Export> io::Write for Player<E> {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.stage.export.flush()
+        self.stage.teller.export.flush()
     }
 }

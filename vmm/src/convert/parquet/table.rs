@@ -2,9 +2,17 @@
 
 use std::fs::File;
 use std::io;
+use std::num::NonZero;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
+use bytes::Bytes;
+use parquet::column::writer::{ColumnCloseResult, get_column_writer, get_typed_column_writer};
 use parquet::data_type::{ByteArray, ByteArrayType, DataType, Int32Type, Int64Type};
-use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
+use parquet::file::properties::WriterPropertiesPtr;
+use parquet::file::writer::{SerializedFileWriter, SerializedPageWriter, TrackedWrite};
+use parquet::schema::types::ColumnDescPtr;
 use rustc_hash::FxHashMap;
 
 use crate::convert::calls::Tracers;
@@ -351,24 +359,32 @@ impl Group {
         let place = |number: u32| rows.get(usize::try_from(number).ok()?);
         let sorted: Vec<_> = order.iter().filter_map(|(_, number)| place(*number)).collect();
         let texts = std::mem::take(&mut self.texts);
-        let mut group = out.next_row_group()?;
-        for column in columns(with_vcpu) {
-            let required = column.required;
-            match column.value {
+        let descriptions = out.schema_descr().columns().to_vec();
+        let properties = Arc::clone(out.properties());
+        let encode = |column: &Column, description: &ColumnDescPtr| {
+            let (required, sorted) = (column.required, &sorted[..]);
+            let mut to = To::new(description, &properties);
+            let closed = match column.value {
                 Value::Time(get) | Value::Long(get) => {
                     let get = |row: &Row| Some(get(row)).filter(|number| *number >= 0);
-                    write::<Int64Type>(&mut group, &sorted, required, get)?;
+                    to.write::<Int64Type>(sorted, required, get)
                 }
                 Value::Short(get) => {
                     // The bits of a number without a sign.
                     let get = |row: &Row| Some(u32::try_from(get(row)).ok()?.cast_signed());
-                    write::<Int32Type>(&mut group, &sorted, required, get)?;
+                    to.write::<Int32Type>(sorted, required, get)
                 }
                 Value::Text(get) | Value::Json(get) => {
                     let get = |row: &Row| get(row, labels, &texts);
-                    write::<ByteArrayType>(&mut group, &sorted, required, get)?;
+                    to.write::<ByteArrayType>(sorted, required, get)
                 }
-            }
+            };
+            Ok((Bytes::from(to.bytes.into_inner()?), closed?))
+        };
+        let encoded = by_several(sorted.len(), columns(with_vcpu).zip(&descriptions), encode)?;
+        let mut group = out.next_row_group()?;
+        for (bytes, closed) in encoded {
+            group.append_column(&bytes, closed)?;
         }
         group.close()?;
         drop(sorted);
@@ -378,27 +394,78 @@ impl Group {
     }
 }
 
-/// Writes the next column.
-fn write<T: DataType>(
-    group: &mut SerializedRowGroupWriter<'_, File>,
-    rows: &[&Row],
-    required: bool,
-    get: impl Fn(&Row) -> Option<T::T>,
-) -> io::Result<()> {
-    let Some(mut column) = group.next_column()? else {
-        return Err(io::Error::other("the schema has fewer columns than the table"));
-    };
-    let (mut values, mut there) = (Vec::with_capacity(BATCH), Vec::with_capacity(BATCH));
-    for rows in rows.chunks(BATCH) {
-        values.clear();
-        there.clear();
-        for row in rows {
-            let value = get(row);
-            there.push(i16::from(value.is_some()));
-            values.extend(value);
+/// Rows from which on columns are encoded by several threads.
+const MANY: usize = 1 << 14;
+/// Most threads that do so.
+const THREADS: usize = 4;
+
+/// What `encode` makes of each of these columns, in their order.
+fn by_several<'a, T: Send>(
+    rows: usize,
+    columns: impl Iterator<Item = (&'static Column, &'a ColumnDescPtr)>,
+    encode: impl Fn(&Column, &ColumnDescPtr) -> io::Result<T> + Sync,
+) -> io::Result<Vec<T>> {
+    let columns: Vec<_> = columns.collect();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some((column, description)) = columns.get(number) else { break Ok(done) };
+            done.push((number, encode(column, description)?));
         }
-        let levels = Some(&there[..]).filter(|_| !required);
-        column.typed::<T>().write_batch(&values, levels, None)?;
+    };
+    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS);
+    let threads = if rows < MANY { 1 } else { threads };
+    thread::scope(|scope| {
+        // Without them it takes longer.
+        let start = |_| thread::Builder::new().name("columns".into()).spawn_scoped(scope, work);
+        let others: Vec<_> = (1..threads).filter_map(|number| start(number).ok()).collect();
+        let mut done: Vec<_> = work()?;
+        for other in others {
+            let found: io::Result<_> =
+                other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            done.extend(found?);
+        }
+        done.sort_by_key(|(number, _)| *number);
+        Ok(done.into_iter().map(|(_, column)| column).collect())
+    })
+}
+
+/// A column of a group, as it will be in the file.
+struct To<'a> {
+    description: &'a ColumnDescPtr,
+    properties: &'a WriterPropertiesPtr,
+    bytes: TrackedWrite<Vec<u8>>,
+}
+
+impl<'a> To<'a> {
+    fn new(description: &'a ColumnDescPtr, properties: &'a WriterPropertiesPtr) -> Self {
+        Self { description, properties, bytes: TrackedWrite::new(Vec::new()) }
     }
-    Ok(column.close()?)
+
+    fn write<T: DataType>(
+        &mut self,
+        rows: &[&Row],
+        required: bool,
+        get: impl Fn(&Row) -> Option<T::T>,
+    ) -> io::Result<ColumnCloseResult> {
+        let pages = Box::new(SerializedPageWriter::new(&mut self.bytes));
+        let (description, properties) = (Arc::clone(self.description), self.properties.clone());
+        let column = get_column_writer(description, properties, pages);
+        let mut column = get_typed_column_writer::<T>(column);
+        let (mut values, mut there) = (Vec::with_capacity(BATCH), Vec::with_capacity(BATCH));
+        for rows in rows.chunks(BATCH) {
+            values.clear();
+            there.clear();
+            for row in rows {
+                let value = get(row);
+                there.push(i16::from(value.is_some()));
+                values.extend(value);
+            }
+            let levels = Some(&there[..]).filter(|_| !required);
+            column.write_batch(&values, levels, None)?;
+        }
+        Ok(column.close()?)
+    }
 }

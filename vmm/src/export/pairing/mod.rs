@@ -85,6 +85,18 @@ pub(super) enum Step {
     Tailed { depth: u32, shown: bool },
 }
 
+/// Who is told what records turn out to be.
+pub(super) trait Steps {
+    /// The next.
+    fn step(&mut self, step: Step);
+}
+
+impl Steps for Vec<Step> {
+    fn step(&mut self, step: Step) {
+        self.push(step);
+    }
+}
+
 /// All open frames.
 #[derive(Debug)]
 pub(super) struct Pairing {
@@ -115,41 +127,47 @@ impl Pairing {
     }
 
     /// A function was entered.
-    pub(super) fn enter(&mut self, call: &Call, choice: Choice, steps: &mut Vec<Step>) {
+    pub(super) fn enter(&mut self, call: &Call, choice: Choice, steps: &mut impl Steps) {
         self.last += 1;
         let (id, depth) = (self.last, self.max_depth);
         self.on_stack(call, steps, |stack, steps| stack.enter(id, call, choice, depth, steps));
     }
 
     /// A function returned.
-    pub(super) fn leave(&mut self, call: &Call, choice: Choice, steps: &mut Vec<Step>) {
+    pub(super) fn leave(&mut self, call: &Call, choice: Choice, steps: &mut impl Steps) {
         let depth = self.max_depth;
         self.on_stack(call, steps, |stack, steps| {
             stack.leave_by_return(call, choice, depth, steps);
+            0
         });
     }
 
     /// A function was left by a jump.
-    pub(super) fn jump(&mut self, call: &Call, choice: Choice, steps: &mut Vec<Step>) {
+    pub(super) fn jump(&mut self, call: &Call, choice: Choice, steps: &mut impl Steps) {
         let depth = self.max_depth;
         self.on_stack(call, steps, |stack, steps| {
             stack.leave_by_tail(call, choice, depth, steps);
+            0
         });
     }
 
     /// A function was left by a jump, and nothing else is heard of the call.
-    pub(super) fn jump_last(&mut self, call: &Call, choice: Choice, steps: &mut Vec<Step>) {
+    pub(super) fn jump_last(&mut self, call: &Call, choice: Choice, steps: &mut impl Steps) {
         let depth = self.max_depth;
         self.on_stack(call, steps, |stack, steps| {
             if stack.leave_by_tail(call, choice, depth, steps) {
                 stack.leave_at(call, true, steps);
             }
+            0
         });
     }
 
     /// A function returned that is not traced: those that jumped to it do.
-    pub(super) fn leave_others(&mut self, call: &Call, steps: &mut Vec<Step>) {
-        self.on_stack(call, steps, |stack, steps| stack.leave_by_aid(call, steps));
+    pub(super) fn leave_others(&mut self, call: &Call, steps: &mut impl Steps) {
+        self.on_stack(call, steps, |stack, steps| {
+            stack.leave_by_aid(call, steps);
+            0
+        });
     }
 
     /// A call ended of which nothing else is recorded, by a jump or by a return: so long it took.
@@ -158,14 +176,14 @@ impl Pairing {
         call: &Call,
         choice: Choice,
         (jumps, ticks): (bool, Option<u64>),
-        steps: &mut Vec<Step>,
+        steps: &mut impl Steps,
     ) {
         self.plain(call.vcpu);
         let (depth, shown) = (0, choice.selected && choice.root && self.max_depth > 0);
         if jumps {
-            steps.push(Step::Tailed { depth, shown });
+            steps.step(Step::Tailed { depth, shown });
         }
-        steps.push(Step::Returned { frame: None, depth, ticks, shown });
+        steps.step(Step::Returned { frame: None, depth, ticks, shown });
     }
 
     /// A record without a stack pointer.
@@ -196,14 +214,15 @@ impl Pairing {
         }
     }
 
-    fn on_stack(
+    /// `act` returns how many frames were forgotten.
+    fn on_stack<S: Steps>(
         &mut self,
         call: &Call,
-        steps: &mut Vec<Step>,
-        act: impl FnOnce(&mut Stack, &mut Vec<Step>),
+        steps: &mut S,
+        act: impl FnOnce(&mut Stack, &mut S) -> u64,
     ) {
         let key = call.sp >> STACK_BITS | u64::from(call.tracer) << (64 - STACK_BITS);
-        let (stacks, from) = (self.stacks.len(), steps.len());
+        let stacks = self.stacks.len();
         let stack = self.stacks.entry(key).or_default();
         let before = stack.len();
         let (now, doubtful) = self.gaps.record(call.vcpu, stack.seen);
@@ -212,10 +231,8 @@ impl Pairing {
         }
         stack.seen = Some(now);
         stack.unwind(call.sp, call.pid, steps);
-        act(stack, steps);
+        self.evicted += act(stack, steps);
         self.frames = self.frames - before + stack.len();
-        let evicted = steps.iter().skip(from).filter(|step| matches!(step, Step::Evicted(_)));
-        self.evicted += u64::try_from(evicted.count()).unwrap_or(0);
         if stacks >= STACKS || self.frames > FRAMES {
             self.evict(steps);
         }
@@ -223,7 +240,7 @@ impl Pairing {
 
     /// Forgets the half of the stacks that was not heard of for longest.
     #[cold]
-    fn evict(&mut self, steps: &mut Vec<Step>) {
+    fn evict(&mut self, steps: &mut impl Steps) {
         let age = |stack: &Stack| stack.seen.map_or(0, |seen| seen.clock);
         let mut ages: Vec<_> = self.stacks.values().map(age).collect();
         let middle = ages.len() / 2;
@@ -238,6 +255,6 @@ impl Pairing {
         });
         self.frames -= left.len();
         self.evicted += u64::try_from(left.len()).unwrap_or(0);
-        steps.extend(left);
+        left.into_iter().for_each(|step| steps.step(step));
     }
 }

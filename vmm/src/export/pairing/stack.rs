@@ -1,7 +1,7 @@
 //! The open frames of one kernel stack.
 
 use super::gaps::Moment;
-use super::{Call, Choice, Step};
+use super::{Call, Choice, Step, Steps};
 
 /// Most open frames of a stack; a kernel's has room for some hundred.
 const FRAMES: usize = 4096;
@@ -65,18 +65,20 @@ impl Stack {
     }
 
     /// Ends the innermost `count` frames without a return.
-    fn leave(&mut self, count: usize, steps: &mut Vec<Step>) {
-        let keep = self.frames.len() - count;
-        steps.extend(self.frames.drain(keep..).rev().map(Step::Left));
+    fn leave(&mut self, count: usize, steps: &mut impl Steps) {
+        for _ in 0..count {
+            let Some(frame) = self.frames.pop() else { return };
+            steps.step(Step::Left(frame));
+        }
     }
 
-    pub(super) fn leave_all(&mut self, steps: &mut Vec<Step>) {
+    pub(super) fn leave_all(&mut self, steps: &mut impl Steps) {
         self.leave(self.frames.len(), steps);
     }
 
     /// A record has the stack pointer `sp`: what is below is gone. Then, where another task is in
     /// the stack by now, all is.
-    pub(super) fn unwind(&mut self, sp: u64, pid: u32, steps: &mut Vec<Step>) {
+    pub(super) fn unwind(&mut self, sp: u64, pid: u32, steps: &mut impl Steps) {
         let below = self.frames.iter().rev().take_while(|frame| frame.sp < sp).count();
         self.leave(below, steps);
         // Not without that: in the middle of a switch, the task on a stack has the other's pid.
@@ -100,15 +102,16 @@ impl Stack {
     }
 
     /// A function is entered: another frame, behind those at the same place only if they jumped
-    /// to it.
+    /// to it. Returns how many were forgotten for it.
     pub(super) fn enter(
         &mut self,
         id: u64,
         call: &Call,
         choice: Choice,
         max_depth: u32,
-        steps: &mut Vec<Step>,
-    ) {
+        steps: &mut impl Steps,
+    ) -> u64 {
+        let mut evicted = 0;
         let chain = self.chain(call.sp);
         if let Some(top) = self.frames.last().filter(|_| chain > 0).copied() {
             let same = |one, other| one == other || one == 0 || other == 0;
@@ -126,8 +129,10 @@ impl Stack {
             }
         }
         if self.frames.len() >= FRAMES {
-            let oldest = self.frames.drain(..FRAMES / 2).rev();
-            steps.extend(oldest.map(Step::Evicted));
+            for oldest in self.frames.drain(..FRAMES / 2).rev() {
+                steps.step(Step::Evicted(oldest));
+                evicted += 1;
+            }
         }
         let Place { depth, in_root, selected, shown } = self.place(choice, max_depth);
         let parent = self.frames.iter().rev().find(|frame| frame.shown).map(|frame| frame.id);
@@ -147,7 +152,8 @@ impl Stack {
             selected,
             shown,
         });
-        steps.push(Step::Entered { id, parent, depth, shown });
+        steps.step(Step::Entered { id, parent, depth, shown });
+        evicted
     }
 
     /// A function returns: all frames at the same place do.
@@ -156,7 +162,7 @@ impl Stack {
         call: &Call,
         choice: Choice,
         max_depth: u32,
-        steps: &mut Vec<Step>,
+        steps: &mut impl Steps,
     ) {
         let chain = self.chain(call.sp);
         let top = self.frames.last().filter(|_| chain > 0).copied();
@@ -178,7 +184,7 @@ impl Stack {
         }
         if !own {
             let Place { depth, shown, .. } = self.place(choice, max_depth);
-            steps.push(Step::Returned { frame: None, depth, ticks: None, shown });
+            steps.step(Step::Returned { frame: None, depth, ticks: None, shown });
         }
         if own || jumped {
             self.leave_at(call, certain, steps);
@@ -186,18 +192,19 @@ impl Stack {
     }
 
     /// All frames at the place of a record end with it.
-    pub(super) fn leave_at(&mut self, call: &Call, certain: bool, steps: &mut Vec<Step>) {
+    pub(super) fn leave_at(&mut self, call: &Call, certain: bool, steps: &mut impl Steps) {
         let keep = self.frames.len() - self.chain(call.sp);
-        for frame in self.frames.drain(keep..).rev() {
+        while self.frames.len() > keep {
+            let Some(frame) = self.frames.pop() else { return };
             let ticks = frame.ticks(call.timestamp).filter(|_| certain);
             let Frame { depth, shown, .. } = frame;
-            steps.push(Step::Returned { frame: Some(frame), depth, ticks, shown });
+            steps.step(Step::Returned { frame: Some(frame), depth, ticks, shown });
         }
     }
 
     /// A function returns that is not traced: if the innermost frame at that place jumped, it was
     /// there, or to another that went on there.
-    pub(super) fn leave_by_aid(&mut self, call: &Call, steps: &mut Vec<Step>) {
+    pub(super) fn leave_by_aid(&mut self, call: &Call, steps: &mut impl Steps) {
         let top = self.frames.last().filter(|top| top.sp == call.sp);
         if let Some(target) = top.and_then(|top| top.tail) {
             self.leave_at(call, target != 0, steps);
@@ -210,20 +217,20 @@ impl Stack {
         call: &Call,
         choice: Choice,
         max_depth: u32,
-        steps: &mut Vec<Step>,
+        steps: &mut impl Steps,
     ) -> bool {
         let chain = self.chain(call.sp);
         if let Some(top) = self.frames.last_mut().filter(|_| chain > 0) {
             if top.function == call.function && top.tail.is_none() {
                 top.tail = Some(call.other);
                 let Frame { depth, shown, .. } = *top;
-                steps.push(Step::Tailed { depth, shown });
+                steps.step(Step::Tailed { depth, shown });
                 return true;
             }
             self.leave(chain, steps);
         }
         let Place { depth, shown, .. } = self.place(choice, max_depth);
-        steps.push(Step::Tailed { depth, shown });
+        steps.step(Step::Tailed { depth, shown });
         false
     }
 }
