@@ -72,5 +72,5 @@ pub fn preempted_vcpus_write_nothing(lines: &[Value]) {
     let wrong: Vec<_> = preempted.iter().filter(wrote).collect();
     eprintln!("{} preemptions, {wrong:?} with records", preempted.len());
     assert!(preempted.len() > 10, "{preempted:?}");
-    assert!(wrong.len() * 100 <= preempted.len(), "{wrong:?} of {}", preempted.len());
+    assert!(wrong.len() <= 1 + preempted.len() / 100, "{wrong:?} of {}", preempted.len());
 }
