@@ -51,7 +51,9 @@ pub struct VcpuExit {
     pub ticks: u64,
     /// and when that was read: not before the first of these, nor after the second.
     pub read: (Instant, Instant),
-    /// From when KVM had handed the vCPU over to just before it got it back.
+    /// When KVM had handed the vCPU over.
+    pub since: Instant,
+    /// From then to just before KVM got it back.
     pub duration: Duration,
     /// Why.
     pub cause: ExitCause,
@@ -148,7 +150,7 @@ impl ExitLog {
             let before = Instant::now();
             let ticks = clock();
             let read = (before, Instant::now());
-            observer.exited(ticks.map(|ticks| VcpuExit { ticks, read, duration, cause }));
+            observer.exited(ticks.map(|ticks| VcpuExit { ticks, read, since, duration, cause }));
         }
     }
 }
@@ -186,6 +188,7 @@ mod tests {
             assert!(std::mem::take(&mut self.begun), "the clock was read before");
             let since = self.since.take().expect("an exit that has begun");
             if let Some(exit) = exit {
+                assert_eq!(exit.since, since);
                 assert!(since + exit.duration <= exit.read.0 && exit.read.0 <= exit.read.1);
             }
             self.exits.lock().unwrap().push(exit);

@@ -34,7 +34,7 @@ pub use event::{Event, ExitReason};
 pub use exits::{ExitCause, ExitObserver, VcpuExit};
 pub use memory::Annex;
 pub use pause::{Detour, Diverted, Paused};
-pub use preemptions::{Preemptions, Seen};
+pub use preemptions::{Preemption, Preemptions};
 pub use room::{Room, Stall};
 pub(crate) use signal::number as kick_signal;
 pub use vm::{Machine, SerialInput, Waker};

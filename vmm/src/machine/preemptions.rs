@@ -14,21 +14,19 @@ const LOST: u32 = 2;
 const SWITCH: u32 = 14;
 const SWITCH_OUT: u16 = 1 << 13;
 const SWITCH_OUT_PREEMPT: u16 = 1 << 14;
-/// Of the buffer: 32 KiB, for a thousand preemptions between two looks at it.
-const PAGES: usize = 8;
+/// Bytes of the buffer: 4096 switches between two looks at it, of which each sleep takes two as well.
+const BUFFER: usize = 64 << 10;
+/// Attempts to read two clocks at one moment, and how long that takes where nothing comes between.
+const ATTEMPTS: usize = 20;
+const ONE_MOMENT: Duration = Duration::from_micros(2);
 
-/// What was found.
+/// What was found of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
-    /// The thread could have run, and did not.
-    Preempted {
-        /// Since then,
-        from: Instant,
-        /// until then.
-        until: Instant,
-    },
-    /// So many switches were more than the buffer has room for.
-    Lost(u64),
+pub enum Preemption {
+    /// It could have run since the first of these, and did not until the second.
+    Of(Instant, Instant),
+    /// There was no room for some of its switches.
+    Unknown,
 }
 
 /// The preemptions of one thread.
@@ -54,14 +52,12 @@ impl Preemptions {
             .wakeup_watermark(1 << 30)
             .enabled(true)
             .build()?;
-        let sampler = counter.sampled(PAGES)?;
-        let now = clock_gettime(ClockId::CLOCK_MONOTONIC)?;
-        let base = (Instant::now(), nanoseconds(Duration::from(now)));
-        Ok(Self { sampler, base, switches: Switches::default() })
+        let sampler = counter.sampled(BUFFER)?;
+        Ok(Self { sampler, base: one_moment()?, switches: Switches::default() })
     }
 
     /// The next one that is over.
-    pub fn next(&mut self) -> Option<Seen> {
+    pub fn next(&mut self) -> Option<Preemption> {
         loop {
             let record = self.sampler.next_record()?;
             let words: Vec<u64> = record
@@ -73,10 +69,9 @@ impl Preemptions {
             drop(record);
             match self.switches.next(kind, misc, &words) {
                 Some(Switched::Preempted(from, until)) => {
-                    let (from, until) = (self.at(from), self.at(until));
-                    return Some(Seen::Preempted { from, until });
+                    return Some(Preemption::Of(self.at(from), self.at(until)));
                 }
-                Some(Switched::Lost(count)) => return Some(Seen::Lost(count)),
+                Some(Switched::Lost) => return Some(Preemption::Unknown),
                 None => {}
             }
         }
@@ -92,15 +87,29 @@ impl Preemptions {
     }
 }
 
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+/// A moment by both names. A thread that has just begun may be preempted between two readings.
+fn one_moment() -> io::Result<(Instant, u64)> {
+    let mut best = None;
+    for _ in 0..ATTEMPTS {
+        let before = Instant::now();
+        let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
+        let took = before.elapsed();
+        if best.is_none_or(|(least, _)| took < least) {
+            let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+            best = Some((took, (before + took / 2, now)));
+        }
+        if took <= ONE_MOMENT {
+            break;
+        }
+    }
+    best.map(|(_, moment)| moment).ok_or_else(|| io::ErrorKind::Other.into())
 }
 
 /// What a record tells, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Switched {
     Preempted(u64, u64),
-    Lost(u64),
+    Lost,
 }
 
 /// Where the thread is, as far as its records tell.
@@ -125,7 +134,7 @@ impl Switches {
             }
             LOST => {
                 self.since = None;
-                words.get(1).copied().map(Switched::Lost)
+                Some(Switched::Lost)
             }
             _ => None,
         }
@@ -150,7 +159,7 @@ mod tests {
         assert_eq!(next(SWITCH, 0, &[40]), None);
         // What came back is among the lost.
         assert_eq!(next(SWITCH, preempted, &[50]), None);
-        assert_eq!(next(LOST, 0, &[1, 7, 55]), Some(Switched::Lost(7)));
+        assert_eq!(next(LOST, 0, &[1, 7, 55]), Some(Switched::Lost));
         assert_eq!(next(SWITCH, 0, &[60]), None);
         assert_eq!(next(SWITCH, 0, &[]), None);
         assert_eq!(next(9, 0, &[1]), None);
@@ -182,7 +191,7 @@ mod tests {
             busy.store(false, std::sync::atomic::Ordering::Relaxed);
             seen
         });
-        let Some(Seen::Preempted { from, until }) = seen else { panic!("{seen:?}") };
+        let Some(Preemption::Of(from, until)) = seen else { panic!("{seen:?}") };
         assert!(begun <= from && from < until && until <= Instant::now());
     }
 }

@@ -128,7 +128,7 @@ mod tests {
     fn a_wide_count_has_its_parts_elsewhere() {
         let shown = |raw| shown_of(PreemptCount::Wide, true, Some(4), raw);
         assert_eq!(shown(0x0080_0002_0000_0000), ["d..2.", "d..1."]);
-        assert_eq!(shown(0x0000_0002_0008_0000), ["dn.2.", "dn.1."]);
+        assert_eq!(shown(0x0000_0002_0008_0000), ["dN.2.", "dN.1."]);
         assert_eq!(shown(0x0180_0001_0000_0000), ["d.h1.", "d.h.."]);
         assert_eq!(shown(0x0180_0101_0000_0000), ["d.H1.", "d.H.."]);
         assert_eq!(shown(0x1080_0001_0000_0000), ["d.z1.", "d.z.."]);

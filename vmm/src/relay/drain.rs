@@ -125,7 +125,7 @@ impl Drain {
             reach: None,
             live: readers.iter().any(|reader| !reader.overwrites()),
             readers,
-            exits: Exits::new(exits),
+            exits: Exits::new(exits, header.clock_hz, clock.started),
             tasks: TaskNames::new(tasks),
             memory,
             kernel,
@@ -385,7 +385,8 @@ impl Drain {
                 self.raw.clear();
                 let Some(reader) = self.readers.get_mut(vcpu) else {
                     any |= self.exits.waiting(vcpu) > 0 && !overwrites;
-                    self.write(vcpu, certain)?;
+                    // Nobody writes records.
+                    self.write(vcpu, if overwrites { Last::None } else { Last::All })?;
                     break;
                 };
                 let Some(order) = self.orders.get_mut(vcpu) else { break };
@@ -507,6 +508,7 @@ impl Drain {
             left_there += self.take_rest(vcpu, left)?;
             let corrupt = self.readers.get(vcpu).and_then(RingReader::corrupt);
             summary.exits.extend(self.exits.end(vcpu, &mut self.writer)?);
+            summary.notes.extend(self.exits.refused(vcpu));
             // Most often that has been told, when it was found.
             let corrupt = corrupt.map(|corrupt| corrupt.to_string());
             let told = |what: &String| summary.notes.iter().any(|note| note.contains(what));

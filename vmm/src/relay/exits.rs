@@ -2,23 +2,58 @@
 //!
 //! A vCPU's thread announces an exit, reads the guest's clock, and puts the exit into a queue that
 //! never blocks it. The relay merges the exit with the records of that vCPU. A vCPU that is out of
-//! the guest writes no records, so an exit follows all records that were begun before it.
+//! the guest writes no records, so an exit follows all records that were begun before it. Between
+//! two exits the host may run others in place of the vCPU: the relay asks for that itself.
 
-use crate::stream::{ExitReason, ExitsOf, HostExit, LossReason, Writer};
+mod clock;
+
+use crate::stream::{ExitDir, ExitReason, ExitsOf, HostExit, LossReason, Writer};
+use clock::GuestClock;
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Write};
-use std::sync::Arc;
+use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Exits that a queue has room for: what vCPUs do between two passes of the relay, and much more.
 const QUEUE: usize = 1 << 15;
 /// Exits of a vCPU that wait for its records, of a flight recorder until it is written.
 const WAITING: usize = 1 << 16;
+/// Preemptions that wait for the end of the exit that they may be in.
+const UNDECIDED: usize = 1 << 12;
+/// By how much the time of a preemption may be wrong, with much to spare.
+const UNCERTAIN: Duration = Duration::from_millis(2);
+
+/// What is known of a vCPU's thread by the host's scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheduled {
+    /// It could have gone on, and others ran in its place.
+    Preempted {
+        /// Since then,
+        from: Instant,
+        /// until then.
+        until: Instant,
+    },
+    /// It was preempted once at least, and it is not known when.
+    Unknown,
+}
+
+/// Tells what has been found and not been told yet.
+pub type Scheduler = Box<dyn FnMut() -> Option<Scheduled> + Send>;
+
+/// When an exit was, by the host's clock.
+#[derive(Clone, Copy, Debug)]
+pub struct HostTimes {
+    /// Since then the vCPU was out of the guest, until then at least.
+    pub out: (Instant, Instant),
+    /// The guest's clock was read not before the first of these, nor after the second.
+    pub read: (Instant, Instant),
+}
 
 /// What both ends know.
-#[derive(Debug, Default)]
 struct Shared {
     on: AtomicBool,
     /// Exits that the writer began to tell, and those it is done with.
@@ -26,6 +61,20 @@ struct Shared {
     done: AtomicU64,
     /// Those of them that it had to drop.
     dropped: AtomicU64,
+    /// A moment before all others.
+    base: Instant,
+    /// Nanoseconds from that to when the exit began that is not told yet; 0: there is none.
+    open: AtomicU64,
+    /// What knows of preemptions; locked by the reader, and once when it is put there.
+    scheduler: Mutex<Option<Scheduler>>,
+    /// Why there is none.
+    refused: OnceLock<String>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("on", &self.on).finish_non_exhaustive()
+    }
 }
 
 /// An exit, and how many before it were dropped.
@@ -35,7 +84,7 @@ pub(super) type Told = (u64, HostExit);
 #[derive(Debug)]
 pub struct ExitWriter {
     shared: Arc<Shared>,
-    queue: SyncSender<Told>,
+    queue: SyncSender<(Told, Option<HostTimes>)>,
     /// Dropped since the last one that was not.
     dropped: u64,
 }
@@ -44,26 +93,18 @@ pub struct ExitWriter {
 #[derive(Debug)]
 pub struct ExitReader {
     shared: Arc<Shared>,
-    queue: Receiver<Told>,
+    queue: Receiver<(Told, Option<HostTimes>)>,
     waiting: VecDeque<Told>,
+    /// Preemptions that may be part of an exit that is not over.
+    undecided: Vec<(Instant, Instant)>,
     /// Of those dropped, so many were told or forgotten.
     known: u64,
     /// Of a flight recorder: no longer kept, and not told yet.
     overwritten: u64,
     /// What was written, by reason.
     sums: Vec<(ExitReason, ExitsOf)>,
-    source: Option<Source>,
     /// Those up to this time may be written though no record follows them.
     certain: u64,
-}
-
-/// Has all put into a queue that is known by now.
-struct Source(Box<dyn FnMut() + Send>);
-
-impl fmt::Debug for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Source")
-    }
 }
 
 /// The two ends of the exits of one vCPU.
@@ -73,17 +114,26 @@ pub fn exit_log() -> (ExitWriter, ExitReader) {
 }
 
 fn exit_log_of(room: usize) -> (ExitWriter, ExitReader) {
-    let shared = Arc::<Shared>::default();
+    let shared = Arc::new(Shared {
+        on: AtomicBool::new(false),
+        begun: AtomicU64::new(0),
+        done: AtomicU64::new(0),
+        dropped: AtomicU64::new(0),
+        base: Instant::now(),
+        open: AtomicU64::new(0),
+        scheduler: Mutex::new(None),
+        refused: OnceLock::new(),
+    });
     let (sender, queue) = sync_channel(room);
     let writer = ExitWriter { shared: Arc::clone(&shared), queue: sender, dropped: 0 };
     let reader = ExitReader {
         shared,
         queue,
         waiting: VecDeque::new(),
+        undecided: Vec::new(),
         known: 0,
         overwritten: 0,
         sums: Vec::new(),
-        source: None,
         certain: 0,
     };
     (writer, reader)
@@ -96,6 +146,21 @@ impl ExitWriter {
         self.shared.on.load(Ordering::Relaxed)
     }
 
+    /// The relay learns of preemptions from this, or not, for this reason.
+    pub fn scheduler(&self, scheduler: Result<Scheduler, String>) {
+        match scheduler {
+            Ok(own) => *self.shared.scheduler() = Some(own),
+            Err(why) => drop(self.shared.refused.set(why)),
+        }
+    }
+
+    /// An exit has begun that will be told: preemptions from here on may be part of it.
+    pub fn left(&mut self, since: Instant) {
+        let since = since.saturating_duration_since(self.shared.base).as_nanos();
+        let since = u64::try_from(since).unwrap_or(u64::MAX).max(1);
+        self.shared.open.store(since, Ordering::SeqCst);
+    }
+
     /// To be called before the clock is read for the next [`ExitWriter::put`].
     pub fn begin(&mut self) {
         self.shared.begun.fetch_add(1, Ordering::SeqCst);
@@ -103,59 +168,147 @@ impl ExitWriter {
 
     /// Puts an exit there, or counts it where there is no room, or no exit.
     pub fn put(&mut self, exit: Option<HostExit>) {
-        let put = exit.map(|exit| self.queue.try_send((self.dropped, exit)));
+        self.put_with(exit, None);
+    }
+
+    /// The same with its times by the host's clock.
+    pub fn put_with(&mut self, exit: Option<HostExit>, times: Option<HostTimes>) {
+        let put = exit.map(|exit| self.queue.try_send(((self.dropped, exit), times)));
         match put {
             Some(Ok(())) => self.dropped = 0,
             // The trace has ended.
             Some(Err(TrySendError::Disconnected(_))) => {}
-            Some(Err(TrySendError::Full(_))) | None => self.drop_some(1),
+            Some(Err(TrySendError::Full(_))) | None => {
+                self.dropped += 1;
+                self.shared.dropped.fetch_add(1, Ordering::SeqCst);
+            }
         }
+        // Who sees that it is over finds it in the queue.
+        self.shared.open.store(0, Ordering::SeqCst);
         self.shared.done.fetch_add(1, Ordering::SeqCst);
     }
+}
 
-    /// So many more are not known, but that they were there.
-    pub fn drop_some(&mut self, count: u64) {
-        self.dropped += count;
-        self.shared.dropped.fetch_add(count, Ordering::SeqCst);
+impl Shared {
+    fn scheduler(&self) -> MutexGuard<'_, Option<Scheduler>> {
+        self.scheduler.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Since when an exit goes on.
+    fn open(&self) -> Option<Instant> {
+        let since = self.open.load(Ordering::SeqCst);
+        (since > 0).then(|| self.base + Duration::from_nanos(since))
     }
 }
 
 impl ExitReader {
-    /// `source` is called each time before the reader looks: it has the writer put there what is not from the
-    /// vCPU's own thread, and must be quick.
-    #[must_use]
-    pub fn with_source(mut self, source: impl FnMut() + Send + 'static) -> Self {
-        self.source = Some(Source(Box::new(source)));
-        self
-    }
-
     /// Exits that begin from now on are traced.
-    pub fn begin(&mut self) {
-        if let Some(Source(forget)) = &mut self.source {
-            forget();
+    pub fn begin(&self) {
+        // What was before is of no interest.
+        if let Some(scheduler) = &mut *self.shared.scheduler() {
+            while scheduler().is_some() {}
         }
         self.shared.on.store(true, Ordering::Relaxed);
     }
 
     /// Takes what is there. Whether all that was begun before is: any other exit reads its clock
     /// later than now. `overwrites`: the newest are kept, else the oldest.
-    fn take(&mut self, overwrites: bool) -> bool {
-        if let Some(Source(tell)) = &mut self.source {
-            tell();
-        }
+    fn take(&mut self, overwrites: bool, clock: &mut GuestClock) -> bool {
         let done = self.shared.done.load(Ordering::SeqCst);
         let settled = self.shared.begun.load(Ordering::SeqCst) == done;
-        while overwrites || self.waiting.len() < WAITING {
-            let Ok(told) = self.queue.try_recv() else { return settled };
-            if self.waiting.len() == WAITING
-                && let Some((dropped, _)) = self.waiting.pop_front()
-            {
-                self.known += dropped;
-                self.overwritten += 1 + dropped;
+        let mut out = Vec::new();
+        let all = self.take_exits(overwrites, clock, &mut out);
+        let mut preempted = mem::take(&mut self.undecided);
+        if let Some(scheduler) = &mut *self.shared.scheduler() {
+            while let Some(seen) = scheduler() {
+                match seen {
+                    Scheduled::Preempted { from, until } => preempted.push((from, until)),
+                    Scheduled::Unknown => drop(self.shared.dropped.fetch_add(1, Ordering::SeqCst)),
+                }
             }
-            self.waiting.push_back(told);
+        }
+        if !preempted.is_empty() {
+            // An exit that is not open now, but was when one of these was, is in the queue by now.
+            let open = self.shared.open();
+            self.take_exits(overwrites, clock, &mut out);
+            for one in preempted {
+                self.decide(one, open, &out, (overwrites, clock));
+            }
+        }
+        settled && all
+    }
+
+    /// The exits in the queue, and when the vCPU was out of the guest. Whether those are all.
+    fn take_exits(
+        &mut self,
+        overwrites: bool,
+        clock: &mut GuestClock,
+        out: &mut Vec<(Instant, Instant)>,
+    ) -> bool {
+        while overwrites || self.waiting.len() < WAITING {
+            let Ok(((dropped, exit), times)) = self.queue.try_recv() else { return true };
+            if let Some(times) = times {
+                clock.read(times.read, exit.ticks);
+                out.push(times.out);
+            }
+            // It is over when the exit begins, whatever the two clocks say.
+            for (_, before) in self.waiting.iter_mut().rev() {
+                if before.reason != ExitReason::Preempted || before.ticks <= exit.ticks {
+                    break;
+                }
+                before.ticks = exit.ticks;
+            }
+            self.make_room();
+            self.waiting.push_back((dropped, exit));
         }
         false
+    }
+
+    /// The oldest goes where there are too many.
+    fn make_room(&mut self) {
+        if self.waiting.len() >= WAITING
+            && let Some((dropped, _)) = self.waiting.pop_front()
+        {
+            self.known += dropped;
+            self.overwritten += 1 + dropped;
+        }
+    }
+
+    /// A preemption waits for its records unless it is part of an exit: of one of those that are over, or,
+    /// which is not known yet, of the one that is open.
+    fn decide(
+        &mut self,
+        (from, until): (Instant, Instant),
+        open: Option<Instant>,
+        out: &[(Instant, Instant)],
+        (overwrites, clock): (bool, &GuestClock),
+    ) {
+        if out.iter().any(|&(since, end)| (since..end).contains(&from)) {
+            return;
+        }
+        if open.is_some_and(|since| from >= since) {
+            // Of so many in one exit the last ones are in it as well.
+            if self.undecided.len() < UNDECIDED {
+                self.undecided.push((from, until));
+            }
+            return;
+        }
+        if !overwrites && self.waiting.len() >= WAITING {
+            self.shared.dropped.fetch_add(1, Ordering::SeqCst);
+            return;
+        }
+        let ticks = clock.ticks_at(until);
+        let duration = until.saturating_duration_since(from).as_nanos();
+        let exit = HostExit {
+            ticks,
+            duration_ns: u64::try_from(duration).unwrap_or(u64::MAX),
+            reason: ExitReason::Preempted,
+            dir: ExitDir::None,
+            address: 0,
+        };
+        self.make_room();
+        let later = self.waiting.iter().rev().take_while(|(_, other)| other.ticks > ticks).count();
+        self.waiting.insert(self.waiting.len() - later, (0, exit));
     }
 
     /// Those that wait may be written as soon as all records before them are. The time of a preemption is not
@@ -164,7 +317,8 @@ impl ExitReader {
         let is_certain =
             |exit: &HostExit| exit.reason != ExitReason::Preempted || exit.ticks <= certain;
         let known = self.waiting.iter().take_while(|(_, exit)| is_certain(exit));
-        self.certain = known.last().map_or(0, |(_, exit)| exit.ticks);
+        // A guest may set its clock back.
+        self.certain = known.map(|(_, exit)| exit.ticks).max().unwrap_or(0);
     }
 
     /// The next one that was not after that time, and how many were dropped before it.
@@ -186,15 +340,16 @@ impl ExitReader {
     }
 
     /// Forgets all: how many, and how many were dropped before and not told yet.
-    fn clear(&mut self) -> (u64, u64) {
+    fn clear(&mut self, clock: &mut GuestClock) -> (u64, u64) {
         let mut cleared = 0;
         loop {
-            self.take(false);
+            self.take(false, clock);
             cleared += self.waiting.len() as u64;
             if self.waiting.is_empty() {
                 return (cleared, self.dropped());
             }
             self.waiting.clear();
+            self.undecided.clear();
         }
     }
 
@@ -217,21 +372,24 @@ impl ExitReader {
 #[derive(Debug)]
 pub(super) struct Exits {
     readers: Vec<ExitReader>,
+    clock: GuestClock,
     /// The stream was told what they are.
     told: bool,
 }
 
 impl Exits {
-    pub(super) fn new(readers: Vec<ExitReader>) -> Self {
-        Self { readers, told: false }
+    /// The guest's clock has `hz` ticks in a second, and showed about so many at that moment.
+    pub(super) fn new(readers: Vec<ExitReader>, hz: u64, about: (Instant, u64)) -> Self {
+        Self { readers, clock: GuestClock::new(hz, about, UNCERTAIN), told: false }
     }
 
     /// [`ExitReader::take`]; until `now` in ticks everything is known.
     pub(super) fn take(&mut self, vcpu: usize, overwrites: bool, now: u64) -> bool {
         let Some(exits) = self.readers.get_mut(vcpu) else { return true };
-        let settled = exits.take(overwrites);
+        let settled = exits.take(overwrites, &mut self.clock);
         if !overwrites {
-            exits.settle(now);
+            let before = Instant::now().checked_sub(UNCERTAIN);
+            exits.settle(before.map_or(0, |before| self.clock.ticks_at(before)).min(now));
         }
         settled
     }
@@ -239,7 +397,7 @@ impl Exits {
     /// Takes more: of these it is not known yet whether other records are before them.
     pub(super) fn take_more(&mut self, vcpu: usize, overwrites: bool) {
         if let Some(exits) = self.readers.get_mut(vcpu) {
-            exits.take(overwrites);
+            exits.take(overwrites, &mut self.clock);
         }
     }
 
@@ -261,7 +419,7 @@ impl Exits {
         writer: &mut Writer<W>,
     ) -> io::Result<Option<Told>> {
         let next = self.readers.get_mut(vcpu).and_then(|exits| exits.next(until));
-        if next.is_some() && !std::mem::replace(&mut self.told, true) {
+        if next.is_some() && !mem::replace(&mut self.told, true) {
             let (symbol, format) = HostExit::told(writer.header().address_base);
             writer.symbols([symbol])?;
             writer.values(&format)?;
@@ -288,7 +446,7 @@ impl Exits {
         writer: &mut Writer<W>,
     ) -> io::Result<u64> {
         self.tell_overwritten(vcpu, writer)?;
-        let (cleared, dropped) = self.readers.get_mut(vcpu).map_or((0, 0), ExitReader::clear);
+        let (cleared, dropped) = self.forget(vcpu);
         lost(writer, vcpu, dropped, LossReason::Exits)?;
         Ok(cleared)
     }
@@ -299,9 +457,21 @@ impl Exits {
         vcpu: usize,
         writer: &mut Writer<W>,
     ) -> io::Result<u64> {
-        let (cleared, dropped) = self.readers.get_mut(vcpu).map_or((0, 0), ExitReader::clear);
+        let (cleared, dropped) = self.forget(vcpu);
         lost(writer, vcpu, cleared + dropped, LossReason::Exits)?;
         Ok(cleared)
+    }
+
+    /// [`ExitReader::clear`].
+    fn forget(&mut self, vcpu: usize) -> (u64, u64) {
+        let exits = self.readers.get_mut(vcpu);
+        exits.map_or((0, 0), |exits| exits.clear(&mut self.clock))
+    }
+
+    /// Why nothing is known of a vCPU's preemptions, if there is a reason.
+    pub(super) fn refused(&self, vcpu: usize) -> Option<String> {
+        let why = self.readers.get(vcpu)?.shared.refused.get()?;
+        Some(format!("vCPU {vcpu}: {why}"))
     }
 
     /// All is written. What was, for the summary.
@@ -321,7 +491,7 @@ impl Exits {
         writer: &mut Writer<W>,
     ) -> io::Result<()> {
         let exits = self.readers.get_mut(vcpu);
-        let overwritten = exits.map_or(0, |exits| std::mem::take(&mut exits.overwritten));
+        let overwritten = exits.map_or(0, |exits| mem::take(&mut exits.overwritten));
         lost(writer, vcpu, overwritten, LossReason::Overwritten)
     }
 }
@@ -345,19 +515,17 @@ impl Drop for ExitReader {
 }
 
 #[cfg(test)]
-impl ExitReader {
-    /// All that there is, and how many are missing.
-    pub(crate) fn all(mut self) -> (Vec<HostExit>, u64) {
-        self.take(false);
-        let waiting = std::mem::take(&mut self.waiting);
-        (waiting.into_iter().map(|(_, exit)| exit).collect(), self.dropped())
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use super::*;
     use crate::stream::ExitDir;
+
+    fn clock() -> GuestClock {
+        GuestClock::new(1_000_000, (Instant::now(), 0), UNCERTAIN)
+    }
+
+    fn take(reader: &mut ExitReader, overwrites: bool) -> bool {
+        reader.take(overwrites, &mut clock())
+    }
 
     fn put(writer: &mut ExitWriter, ticks: u64) {
         let (reason, dir) = (ExitReason::Kick, ExitDir::None);
@@ -370,12 +538,12 @@ mod tests {
     fn what_is_cleared_is_forgotten_and_losses_are_not() {
         let (mut writer, mut reader) = exit_log_of(3);
         (1..=5).for_each(|at| put(&mut writer, at));
-        assert!(reader.take(false));
+        assert!(take(&mut reader, false));
         put(&mut writer, 6);
-        assert_eq!(reader.clear(), (4, 2));
-        assert_eq!(reader.clear(), (0, 0));
+        assert_eq!(reader.clear(&mut clock()), (4, 2));
+        assert_eq!(reader.clear(&mut clock()), (0, 0));
         put(&mut writer, 7);
-        assert!(reader.take(false));
+        assert!(take(&mut reader, false));
         assert_eq!(reader.next(6), None);
         assert_eq!(reader.next(7).map(|(dropped, exit)| (dropped, exit.ticks)), Some((0, 7)));
         assert_eq!((reader.next(u64::MAX), reader.dropped()), (None, 0));
@@ -387,13 +555,13 @@ mod tests {
         let (mut writer, mut reader) = exit_log_of(1);
         (1..=3).for_each(|at| put(&mut writer, at));
         for at in 0..WAITING as u64 {
-            assert!(reader.take(true));
+            assert!(take(&mut reader, true));
             put(&mut writer, at);
         }
-        assert!(reader.take(true));
+        assert!(take(&mut reader, true));
         assert_eq!((reader.waiting.len(), reader.overwritten), (WAITING, 1));
         put(&mut writer, 9);
-        assert!(reader.take(true));
+        assert!(take(&mut reader, true));
         assert_eq!((reader.overwritten, reader.dropped()), (4, 0));
     }
 
@@ -404,7 +572,7 @@ mod tests {
         for give_up in [false, true] {
             let (mut writer, reader) = exit_log_of(3);
             (1..=5).for_each(|at| put(&mut writer, at));
-            let mut exits = Exits::new(vec![reader]);
+            let mut exits = Exits::new(vec![reader], 1_000_000, (Instant::now(), 0));
             let mut stream = Writer::new(Vec::new(), &header).unwrap();
             let count = match give_up {
                 true => exits.give_up(0, &mut stream),
@@ -420,22 +588,100 @@ mod tests {
     fn all_is_taken_only_if_nothing_was_begun() {
         let (mut writer, mut reader) = exit_log();
         writer.begin();
-        assert!(!reader.take(false));
+        assert!(!take(&mut reader, false));
         writer.put(None);
-        assert!(reader.take(false));
+        assert!(take(&mut reader, false));
         for at in 0..2 * WAITING as u64 {
             put(&mut writer, at);
             if at % 1000 == 0 {
-                reader.take(false);
+                take(&mut reader, false);
             }
         }
         assert_eq!(reader.waiting.len(), WAITING);
-        assert!(!reader.take(false));
+        assert!(!take(&mut reader, false));
         while reader.next(u64::MAX).is_some() {}
-        assert!(reader.take(false));
+        assert!(take(&mut reader, false));
         let sums: Vec<_> = reader.sums(3).collect();
         let [kicks] = &sums[..] else { panic!("{sums:?}") };
         assert_eq!((kicks.cpu, &*kicks.reason, kicks.count), (3, "kick", WAITING as u64));
         assert_eq!(kicks.max_ns, WAITING as u64 - 1);
+    }
+
+    // A vCPU does not run once for two reasons at a time: the sums of reasons would be more than the time.
+    #[test]
+    fn preemptions_in_an_exit_are_part_of_it() {
+        use ExitReason::{Kick, Preempted};
+        let start = Instant::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        // A tick is a microsecond.
+        let mut clock = GuestClock::new(1_000_000, (start, 0), Duration::ZERO);
+        let (mut writer, mut reader) = exit_log();
+        let (known, scheduled) = std::sync::mpsc::channel();
+        writer.scheduler(Ok(Box::new(move || scheduled.try_recv().ok())));
+        let preempted =
+            |from, until| known.send(Scheduled::Preempted { from: at(from), until: at(until) });
+        let exit = |ms: u64| HostExit {
+            ticks: ms * 1000,
+            duration_ns: 10_000_000,
+            reason: Kick,
+            dir: ExitDir::None,
+            address: 0,
+        };
+        let times =
+            |from, until| HostTimes { out: (at(from), at(until)), read: (at(until), at(until)) };
+        // Before the trace.
+        preempted(1, 2).unwrap();
+        reader.begin();
+        preempted(12, 15).unwrap();
+        writer.left(at(20));
+        preempted(21, 23).unwrap();
+        assert!(reader.take(false, &mut clock));
+        // It is out of the guest, who knows how long.
+        assert_eq!((reader.waiting.len(), reader.undecided.len()), (1, 1));
+        writer.begin();
+        // While the clock is read: the exit is over.
+        preempted(31, 32).unwrap();
+        assert!(!reader.take(false, &mut clock));
+        writer.put_with(Some(exit(30)), Some(times(20, 30)));
+        preempted(40, 44).unwrap();
+        known.send(Scheduled::Unknown).unwrap();
+        // Another one has come and gone before anybody looked.
+        writer.left(at(50));
+        preempted(51, 58).unwrap();
+        writer.begin();
+        writer.put_with(Some(exit(60)), Some(times(50, 60)));
+        assert!(reader.take(false, &mut clock) && reader.undecided.is_empty());
+        let mut seen = Vec::new();
+        while let Some((_, exit)) = reader.next(u64::MAX) {
+            seen.push((exit.ticks / 1000, exit.duration_ns / 1_000_000, exit.reason));
+        }
+        let wanted = [(15, 3, Preempted), (30, 10, Kick), (32, 1, Preempted), (44, 4, Preempted)];
+        assert_eq!(seen, [&wanted[..], &[(60, 10, Kick)]].concat());
+        assert_eq!(reader.dropped(), 1);
+    }
+
+    // A preemption ends before the exit that follows it, though the host's clock says otherwise; and what waits for a
+    // later record than any there will be keeps watermarks back for ever.
+    #[test]
+    fn what_is_certain_is_so_for_all_before_it() {
+        let (mut writer, mut reader) = exit_log();
+        let mut put = |ticks, reason| {
+            writer.begin();
+            let (dir, address) = (ExitDir::None, 0);
+            writer.put(Some(HostExit { ticks, duration_ns: 1, reason, dir, address }));
+        };
+        put(1002, ExitReason::Preempted);
+        put(1000, ExitReason::Kick);
+        assert!(take(&mut reader, false));
+        reader.settle(1001);
+        assert_eq!(reader.certain, 1000);
+        assert!(reader.next(1000).is_some() && reader.next(1000).is_some());
+        // A guest has set its clock back.
+        put(5000, ExitReason::Kick);
+        put(10, ExitReason::Kick);
+        put(6000, ExitReason::Preempted);
+        assert!(take(&mut reader, false));
+        reader.settle(100);
+        assert_eq!(reader.certain, 5000);
     }
 }

@@ -38,7 +38,7 @@ pub use console::ConsoleLines;
 pub use counts::Sorted;
 pub use drain::{Drain, Left, SNAPSHOT_TIME, Snapshot};
 pub use events::{EventFields, EventTarget, EventValue, From, Letter, OPERATION, OneCall, Part};
-pub use exits::{ExitReader, ExitWriter, exit_log};
+pub use exits::{ExitReader, ExitWriter, HostTimes, Scheduled, Scheduler, exit_log};
 pub use names::resolver;
 pub use slides::image;
 pub use values::{Recorded, Values};

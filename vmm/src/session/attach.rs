@@ -28,12 +28,11 @@ use super::room;
 use super::tripwires::Purpose;
 use super::vm::{Paused, Vm};
 use crate::machine::{MachineError, TRAP_INSTRUCTION};
-use crate::relay::{self, Relay, Setup, Targets};
+use crate::relay::{self, ExitReader, Relay, Setup, Targets};
 use crate::stream::{Context, Header, Initcall, MarkKind};
 use crate::tracer::{Attachment, ExitPlan, Image, Options};
 use std::fmt::Write as _;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Called right after `ftrace_init` (init/main.c).
 const AFTER_FTRACE_INIT: &str = "early_trace_init";
@@ -397,21 +396,19 @@ impl Controller {
     ) -> anyhow::Result<()> {
         let image = attachment.image();
         let Output { primary, joins, console, exits } = output;
-        let before = Instant::now();
-        let ticks = paused.tsc(0)?;
-        let read = (before, Instant::now());
+        exits.iter().for_each(ExitReader::begin);
         let resolve = relay::resolver(&self.kernel, image.slide);
         let setup = Setup {
             header: self.header(machine, image.slide),
             stream: self.hub(machine, primary, resolve)?,
             joins,
             readers: attachment.readers(),
-            exits: exits.map_or_else(Vec::new, |exits| exits.begin(read, ticks)),
+            exits,
             tasks: attachment.tasks(),
             memory: machine.shared_ram(),
             kernel: Arc::clone(&self.kernel),
             targets: Targets::default(),
-            ticks,
+            ticks: paused.tsc(0)?,
             console,
             waiting: room::waiting(machine, self.tracing.overflow),
         };

@@ -20,7 +20,7 @@ use super::vm::{Paused, Vm};
 use super::{Commands, Histogram, Tracing, mark};
 use crate::deadline::Deadline;
 use crate::kernel::{Exit, Exits, Kernel, Missing};
-use crate::relay::{ConsoleLines, Relay};
+use crate::relay::{ConsoleLines, ExitReader, Relay};
 use crate::serve::{ControlRequest, Join, Sink};
 use crate::stream::{MarkKind, Summary};
 use crate::tracer::{
@@ -51,7 +51,7 @@ pub(super) struct Output {
     pub(super) joins: Receiver<Join>,
     pub(super) console: ConsoleLines,
     /// The exits of each vCPU, if they are traced.
-    pub(super) exits: Option<super::exits::Observed>,
+    pub(super) exits: Vec<ExitReader>,
 }
 
 pub(super) struct Controller {

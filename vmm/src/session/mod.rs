@@ -239,7 +239,7 @@ pub fn attend(
 ) -> Result<Outcome, SessionError> {
     let Work { kernel, tracing, stream, joins, control, timeout, hang, .. } = work;
     let Work { deadline: deadlines, commands, closing, .. } = work;
-    let (exits, untold) = tracing.exits.then(|| exits::observe(machine)).unzip();
+    let (exits, untold) = if tracing.exits { exits::observe(machine) } else { (Vec::new(), None) };
     let mut controller = Controller::new(
         kernel,
         tracing,
@@ -248,7 +248,7 @@ pub fn attend(
         deadlines.clone(),
         HangWatch::new(hang, Instant::now()),
     );
-    untold.flatten().into_iter().for_each(|what| controller.note(what));
+    untold.into_iter().for_each(|what| controller.note(what));
     controller.loaded(machine);
     machine.start()?;
     match timeout {

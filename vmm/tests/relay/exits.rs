@@ -2,8 +2,8 @@
 
 use super::{Rings, Sink, TIME};
 use proptest::prelude::*;
-use std::time::Duration;
-use vmtrace::relay::{Drain, ExitWriter, Grace, exit_log};
+use std::time::{Duration, Instant};
+use vmtrace::relay::{Drain, ExitWriter, Grace, Scheduled, exit_log};
 use vmtrace::serve::Hub;
 use vmtrace::stream::{ExitDir, ExitReason, Frame, HostExit, LossReason, Reader, Record, Summary};
 use vmtrace_trampolines::layout::{COMMON_SIZE, Common, Info};
@@ -49,7 +49,7 @@ impl Run {
         let (rings, sink) = (Rings::new(1), Sink::default());
         let (mut setup, _) = rings.setup(Box::new(sink.clone()));
         setup.stream = stream(setup.stream);
-        let (writer, mut reader) = exit_log();
+        let (writer, reader) = exit_log();
         assert!(!writer.is_on());
         reader.begin();
         assert!(writer.is_on());
@@ -188,23 +188,25 @@ fn a_preemption_waits_for_records_of_before_it() {
 fn a_preemption_is_before_the_records_that_follow_it() {
     let (rings, sink) = (Rings::new(1), Sink::default());
     let (mut setup, _) = rings.setup(Box::new(sink.clone()));
-    let (mut writer, reader) = exit_log();
+    let (writer, reader) = exit_log();
+    let until = Instant::now() + Duration::from_secs(2);
     let mut looks = 0;
-    let mut reader = reader.with_source(move || {
+    let own = move || {
         // At the beginning of the trace, before the ring, after it.
         looks += 1;
-        if looks == 3 {
-            put(&mut writer, 200);
-        }
-    });
+        let from = until - Duration::from_millis(1);
+        (looks == 3).then_some(Scheduled::Preempted { from, until })
+    };
+    writer.scheduler(Ok(Box::new(own)));
     reader.begin();
-    (setup.exits, setup.ticks) = (vec![reader], 1 << 40);
+    let (start, second) = (1 << 40, setup.header.clock_hz);
+    (setup.exits, setup.ticks) = (vec![reader], start);
     let entry = |timestamp| {
         let record = Common { timestamp, ..rings.record(0) };
         rings.publish(rings.reserve(0).unwrap(), record);
     };
-    entry(100);
-    entry(300);
+    entry(start + second);
+    entry(start + 3 * second);
     let mut drain = Drain::start(setup).unwrap();
     drain.pass().unwrap();
     drain.finish(Summary::default(), &Grace::of(TIME)).unwrap();
@@ -220,7 +222,10 @@ fn a_preemption_is_before_the_records_that_follow_it() {
             }));
         }
     }
-    assert_eq!(times, [100, 200, 300]);
+    let [first, preempted, last] = times[..] else { panic!("{times:?}") };
+    assert_eq!((first, last), (start + second, start + 3 * second));
+    let about = start + 2 * second - second / 2..start + 2 * second + second / 2;
+    assert!(about.contains(&preempted), "{times:?}");
 }
 
 // Nobody makes a vCPU wait: what there is no room for is missing at its place, and counted.

@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 /// From two readings so far apart the rate is known better than from its name.
 const LONG: Duration = Duration::from_secs(1);
+/// A reading that the rate is made of is not further off than that.
+const CLOSE: Duration = Duration::from_micros(20);
 /// By which part of it a rate may differ from what it is said to be: clocks do, by less than a tenth of that.
 const TOLERANCE: u128 = 1000;
 
@@ -25,13 +27,13 @@ pub(super) struct GuestClock {
     /// Ticks in a second.
     hz: u64,
     first: Option<Reading>,
-    last: Option<Reading>,
+    last: Reading,
 }
 
 impl GuestClock {
-    /// It is said to have so many ticks in a second.
-    pub(super) fn new(hz: u64) -> Self {
-        Self { hz, first: None, last: None }
+    /// It is said to have so many ticks in a second, and has shown about so many at that moment.
+    pub(super) fn new(hz: u64, (at, ticks): (Instant, u64), error: Duration) -> Self {
+        Self { hz, first: None, last: Reading { at, ticks, error } }
     }
 
     /// It was read between these two moments. Whoever reads it may be preempted meanwhile: then what was
@@ -40,19 +42,21 @@ impl GuestClock {
         let error = to.saturating_duration_since(from) / 2;
         let at = from + error;
         let reading = Reading { at, ticks, error };
-        self.first.get_or_insert(reading);
-        if self.last.is_none_or(|last| error <= last.error_at(at)) {
-            self.last = Some(reading);
+        if error <= CLOSE {
+            self.first.get_or_insert(reading);
+        }
+        if error <= self.last.error_at(at) {
+            self.last = reading;
         }
     }
 
-    /// What it showed then; `None`: nobody has read it yet.
-    pub(super) fn ticks_at(&self, then: Instant) -> Option<u64> {
-        let Reading { at, ticks, .. } = self.last?;
-        Some(match then.checked_duration_since(at) {
+    /// What it showed then.
+    pub(super) fn ticks_at(&self, then: Instant) -> u64 {
+        let Reading { at, ticks, .. } = self.last;
+        match then.checked_duration_since(at) {
             Some(after) => ticks.saturating_add(self.ticks_in(after)),
             None => ticks.saturating_sub(self.ticks_in(at.duration_since(then))),
-        })
+        }
     }
 
     fn ticks_in(&self, time: Duration) -> u64 {
@@ -64,7 +68,7 @@ impl GuestClock {
     /// So many ticks in such a time.
     fn rate(&self) -> (u64, Duration) {
         let said = (self.hz, Duration::from_secs(1));
-        let (Some(first), Some(last)) = (self.first, self.last) else { return said };
+        let (Some(first), last) = (self.first, self.last) else { return said };
         let Some(time) = last.at.checked_duration_since(first.at).filter(|time| *time >= LONG)
         else {
             return said;
@@ -103,44 +107,44 @@ mod tests {
     #[test]
     fn times_between_and_after_readings_are_told() {
         let start = Instant::now();
-        let mut clock = GuestClock::new(HZ);
-        assert_eq!(clock.ticks_at(start), None);
+        let mut clock = GuestClock::new(HZ, (start, 460_000_000), 100 * MS);
+        assert_eq!(clock.ticks_at(start + MS), 462_000_000);
         clock.read(at(start + 10 * MS), 500_000_000);
-        assert_eq!(clock.ticks_at(start + 11 * MS), Some(502_000_000));
-        assert_eq!(clock.ticks_at(start), Some(480_000_000));
+        assert_eq!(clock.ticks_at(start + 11 * MS), 502_000_000);
+        assert_eq!(clock.ticks_at(start), 480_000_000);
         // It is a ten-thousandth faster than it is said to be.
         let ticks = 500_000_000 + 2000 * 2_000_200;
         clock.read(at(start + 2010 * MS), ticks);
-        assert_eq!(clock.ticks_at(start + 3010 * MS), Some(ticks + 1000 * 2_000_200));
-        assert_eq!(clock.ticks_at(start + 2009 * MS), Some(ticks - 2_000_200));
+        assert_eq!(clock.ticks_at(start + 3010 * MS), ticks + 1000 * 2_000_200);
+        assert_eq!(clock.ticks_at(start + 2009 * MS), ticks - 2_000_200);
     }
 
     // The thread that reads the clock is one of those that the host lets wait.
     #[test]
     fn a_reading_that_took_long_replaces_none_that_is_better() {
         let start = Instant::now();
-        let mut clock = GuestClock::new(HZ);
+        let mut clock = GuestClock::new(HZ, (start, 0), 100 * MS);
         clock.read((start, start + 20 * MS), 0);
         clock.read((start + 30 * MS, start + 32 * MS), 62_000_000);
-        assert_eq!(clock.ticks_at(start + 31 * MS), Some(62_000_000));
+        assert_eq!(clock.ticks_at(start + 31 * MS), 62_000_000);
         // It was at 40 ms when it was read.
         clock.read((start + 40 * MS, start + 44 * MS), 80_000_000);
-        assert_eq!(clock.ticks_at(start + 40 * MS), Some(80_000_000));
+        assert_eq!(clock.ticks_at(start + 40 * MS), 80_000_000);
         // By now the clocks may have drifted apart by more than that.
         clock.read((start + 10_000 * MS, start + 10_004 * MS), 20_004_000_000);
-        assert_eq!(clock.ticks_at(start + 10_002 * MS), Some(20_004_000_000));
+        assert_eq!(clock.ticks_at(start + 10_002 * MS), 20_004_000_000);
     }
 
     #[test]
     fn a_clock_that_is_set_is_as_fast_as_before() {
         let start = Instant::now();
-        let mut clock = GuestClock::new(HZ);
+        let mut clock = GuestClock::new(HZ, (start, 0), 100 * MS);
         clock.read(at(start), 500_000_000);
         for set in [0, 1 << 50, u64::MAX] {
             clock.read(at(start + 5000 * MS), set);
             let after = clock.ticks_at(start + 5001 * MS);
-            assert_eq!(after, Some(set.saturating_add(2_000_000)));
+            assert_eq!(after, set.saturating_add(2_000_000));
         }
-        assert_eq!(clock.ticks_at(start), Some(u64::MAX - 10_000_000_000));
+        assert_eq!(clock.ticks_at(start), u64::MAX - 10_000_000_000);
     }
 }
