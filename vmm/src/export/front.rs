@@ -1,5 +1,6 @@
 //! Turns the bytes of a stream into items in time order.
 
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
 
 use crate::stream::{
@@ -66,6 +67,11 @@ pub(super) trait Behind {
 pub(super) struct Front {
     decoder: Decoder,
     merger: Merger<Item>,
+    /// Those that wait, by their time, and those of one time as they came: more than one thread
+    /// makes them.
+    marks: BTreeMap<(u64, u64), Box<Mark>>,
+    /// Marks so far.
+    marked: u64,
     header: Header,
     summary: Option<Summary>,
     held_text: usize,
@@ -86,6 +92,8 @@ impl Default for Front {
         Self {
             decoder: Decoder::new(),
             merger: Merger::new(0),
+            marks: BTreeMap::new(),
+            marked: 0,
             header: Header::default(),
             summary: None,
             held_text: 0,
@@ -131,7 +139,7 @@ impl Front {
     }
 
     pub(super) fn held(&self) -> usize {
-        self.merger.held()
+        self.merger.held() + self.marks.len()
     }
 
     pub(super) fn watermark(&self) -> u64 {
@@ -206,7 +214,7 @@ impl Front {
             _ => false,
         };
         if renames {
-            give_all(&mut self.merger, &self.header, behind)?;
+            give_all(&mut self.merger, &mut self.marks, &self.header, behind)?;
         }
         match frame {
             Frame::Header(ref header) => {
@@ -250,7 +258,7 @@ impl Front {
             Frame::Values(_) => {
                 behind.frame(&self.header, &frame, &self.decoder)?;
                 if behind.ahead().formats.is_crowded() {
-                    give_all(&mut self.merger, &self.header, behind)?;
+                    give_all(&mut self.merger, &mut self.marks, &self.header, behind)?;
                     behind.sweep_formats()?;
                 }
                 Ok(())
@@ -262,7 +270,8 @@ impl Front {
             }
             Frame::Mark(mark) => {
                 self.held_text += mark.text.len();
-                self.merger.push(marks_of(&self.header), mark.ticks, Item::Mark(Box::new(mark)));
+                self.marks.insert((mark.ticks, self.marked), Box::new(mark));
+                self.marked += 1;
                 self.relieve(behind)
             }
             Frame::Watermark(ticks) => {
@@ -288,8 +297,9 @@ impl Front {
 
     fn play(&mut self, until: u64, behind: &mut impl Behind) -> Result<(), PlayError> {
         let header = &self.header;
+        line_up(&mut self.marks, until, &mut self.merger, header);
         self.merger.drain(until, |queue, item| behind.give(header, queue, item))?;
-        if self.merger.held() == 0 {
+        if self.held() == 0 {
             self.held_text = 0;
         }
         Ok(())
@@ -311,7 +321,7 @@ impl Front {
 
     /// Keeps the memory bounded when the watermarks stay away.
     fn relieve(&mut self, behind: &mut impl Behind) -> Result<(), PlayError> {
-        let held = self.merger.held();
+        let held = self.held();
         let known = self.horizon.as_ref().is_some_and(Horizon::is_within);
         let most = if known { HELD_KNOWN } else { HELD };
         let keep = match self.held_text {
@@ -325,6 +335,7 @@ impl Front {
         }
         self.disordered += u64::try_from(held - keep).unwrap_or(0);
         let header = &self.header;
+        line_up(&mut self.marks, u64::MAX, &mut self.merger, header);
         self.merger.shrink(keep, |queue, item| behind.give(header, queue, item))
     }
 }
@@ -332,10 +343,25 @@ impl Front {
 /// Gives all that waits, whatever may still come.
 fn give_all(
     merger: &mut Merger<Item>,
+    marks: &mut BTreeMap<(u64, u64), Box<Mark>>,
     header: &Header,
     behind: &mut impl Behind,
 ) -> Result<(), PlayError> {
+    line_up(marks, u64::MAX, merger, header);
     merger.drain(u64::MAX, |queue, item| behind.give(header, queue, item))
+}
+
+/// Puts marks up to a time into their queue.
+fn line_up(
+    marks: &mut BTreeMap<(u64, u64), Box<Mark>>,
+    until: u64,
+    merger: &mut Merger<Item>,
+    header: &Header,
+) {
+    while let Some(first) = marks.first_entry().filter(|first| first.key().0 <= until) {
+        let (ticks, _) = *first.key();
+        merger.push(marks_of(header), ticks, Item::Mark(first.remove()));
+    }
 }
 
 /// The queue of the marks, which comes after those of the vCPUs.
