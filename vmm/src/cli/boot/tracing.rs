@@ -140,7 +140,8 @@ impl Args {
             let name = spec.name.clone().unwrap_or_else(|| Tracing::default_name(number));
             let condition = both(spec.condition.as_ref())?;
             let spec = TracerSpec { condition: condition.clone(), ..(*spec).clone() };
-            let (graph, counts) = (spec.actions.exits(), spec.actions.counts());
+            let graph = spec.actions.graphs(condition.as_ref());
+            let counts = spec.actions.counts();
             let by_caller = spec.actions.callers;
             let (wants, sorts) = (spec.actions.into(), spec.histogram.clone());
             let asked = Asked { graph, counts, by_caller, sorts, wants, condition };
