@@ -134,8 +134,8 @@ pub(super) fn device_modules(args: &Args, image: &Path, release: &str) -> Option
     found
 }
 
-/// Where the modules of an image may be, the likeliest first: beside the image, in the tree that it
-/// is in the `boot` of, and in the system's.
+/// Where the modules of an image may be, the likeliest first: beside the image, in the folder that has both, in the tree
+/// that it is in the `boot` of, and in the system's.
 fn module_places(root: &Path, image: &Path, release: &str) -> Vec<PathBuf> {
     // The link's own folder may be anywhere: `vmlinuz` of a distribution is a link.
     let image = image.canonicalize().unwrap_or_else(|_| image.to_owned());
@@ -145,10 +145,14 @@ fn module_places(root: &Path, image: &Path, release: &str) -> Vec<PathBuf> {
     if release.is_empty() || release.starts_with('.') || release.contains('/') {
         return places;
     }
-    let in_tree = Path::new("lib/modules").join(release);
-    places.push(beside.join(&in_tree));
-    places.extend(beside.parent().map(|tree| tree.join(&in_tree)));
-    places.push(root.join(&in_tree));
+    // Distributions have images in `usr/lib/modules/RELEASE`, too.
+    places.push(beside.to_owned());
+    // Where both are there, one mostly leads to the other.
+    let in_tree = ["lib/modules", "usr/lib/modules"].map(|dir| Path::new(dir).join(release));
+    let trees = [Some(beside), beside.parent(), Some(root)];
+    places.extend(
+        trees.into_iter().flatten().flat_map(|tree| in_tree.iter().map(|it| tree.join(it))),
+    );
     places.dedup();
     places
 }
@@ -328,6 +332,13 @@ mod tests {
         let unpacked = tree(&["boot/vmlinuz-6.1", "lib/modules/6.1/modules.dep"]);
         let root = unpacked.path().canonicalize().unwrap();
         assert_eq!(find(&root.join("boot/vmlinuz-6.1")), root.join("lib/modules/6.1"));
+        // As distributions have them where `lib` leads to `usr/lib`, which not everybody unpacks.
+        let merged = tree(&["boot/vmlinuz-6.1", "usr/lib/modules/6.1/modules.dep"]);
+        let root = merged.path().canonicalize().unwrap();
+        assert_eq!(find(&root.join("boot/vmlinuz-6.1")), root.join("usr/lib/modules/6.1"));
+        let both = tree(&["usr/lib/modules/6.1/vmlinuz", "usr/lib/modules/6.1/modules.dep"]);
+        let dir = both.path().canonicalize().unwrap().join("usr/lib/modules/6.1");
+        assert_eq!(find(&dir.join("vmlinuz")), dir);
         let alone = tree(&["vmlinuz"]);
         let found = find(&alone.path().join("vmlinuz"));
         assert_eq!(found, system.path().join("lib/modules/6.1"));
