@@ -467,7 +467,7 @@ pub fn run(mut args: Args) -> Result<u8> {
         );
     }
     let guest = HostArch::of(kernel.arch());
-    let initrd = images::initrd(&args, guest)?;
+    let initrd = images::initrd(&args, guest, kernel.release())?;
     let conversion = Conversion::prepare(&mut args)?;
     let args = &args;
     let mode = match args.host {
