@@ -81,3 +81,19 @@ fn all_fields_of_known_events_are_recorded_and_printed() {
         }
     }
 }
+
+// One letter less: whoever types that learns what it is called.
+#[test]
+fn names_near_to_that_of_no_event_are_told() {
+    let kernel = kernel("x86_64-6.12");
+    for (pattern, near) in [
+        ("sched:sched_swich", "; near: sched:sched_switch"),
+        ("sched_swich", "; near: sched_switch"),
+        ("sched:sched_swich*", ""),
+        ("nothing_that_is_like_one", ""),
+    ] {
+        let error = events(&kernel, pattern).unwrap_err().to_string();
+        let (_, told) = error.rsplit_once(":mod:MODULE'").unwrap();
+        assert!(told.starts_with(near) && told.is_empty() == near.is_empty(), "{error}");
+    }
+}
