@@ -8,7 +8,7 @@ const KERNELS: [&str; 6] =
     ["x86_64-6.1", "x86_64-6.12", "x86_64-6.12-rt", "x86_64-7", "riscv64-6.12", "riscv64-7"];
 
 /// Events that a table knows field by field, as the guest's own trace has them.
-const KNOWN: [&str; 41] = [
+const KNOWN: [&str; 43] = [
     "sched:sched_switch",
     "sched:sched_waking",
     "sched:sched_wakeup_new",
@@ -16,6 +16,8 @@ const KNOWN: [&str; 41] = [
     "sched:sched_process_fork",
     "sched:sched_process_exec",
     "sched:sched_process_exit",
+    "sched:sched_wait_task",
+    "sched:sched_stat_runtime",
     "irq:irq_handler_entry",
     "irq:irq_handler_exit",
     "irq:softirq_raise",
