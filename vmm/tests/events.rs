@@ -8,7 +8,7 @@ const KERNELS: [&str; 6] =
     ["x86_64-6.1", "x86_64-6.12", "x86_64-6.12-rt", "x86_64-7", "riscv64-6.12", "riscv64-7"];
 
 /// Events that a table knows field by field, as the guest's own trace has them.
-const KNOWN: [&str; 41] = [
+const KNOWN: [&str; 43] = [
     "sched:sched_switch",
     "sched:sched_waking",
     "sched:sched_wakeup_new",
@@ -16,6 +16,8 @@ const KNOWN: [&str; 41] = [
     "sched:sched_process_fork",
     "sched:sched_process_exec",
     "sched:sched_process_exit",
+    "sched:sched_wait_task",
+    "sched:sched_stat_runtime",
     "irq:irq_handler_entry",
     "irq:irq_handler_exit",
     "irq:softirq_raise",
@@ -79,5 +81,21 @@ fn all_fields_of_known_events_are_recorded_and_printed() {
             let is_printed = found.fields.print.is_some() || pattern.starts_with("syscalls:");
             assert!(is_printed, "{name}: {pattern} is not printed as the guest prints it");
         }
+    }
+}
+
+// One letter less: whoever types that learns what it is called.
+#[test]
+fn names_near_to_that_of_no_event_are_told() {
+    let kernel = kernel("x86_64-6.12");
+    for (pattern, near) in [
+        ("sched:sched_swich", "; near: sched:sched_switch"),
+        ("sched_swich", "; near: sched_switch"),
+        ("sched:sched_swich*", ""),
+        ("nothing_that_is_like_one", ""),
+    ] {
+        let error = events(&kernel, pattern).unwrap_err().to_string();
+        let (_, told) = error.rsplit_once(":mod:MODULE'").unwrap();
+        assert!(told.starts_with(near) && told.is_empty() == near.is_empty(), "{error}");
     }
 }

@@ -121,19 +121,24 @@ const TABLE: u64 = 0x400;
 
 /// With such exits.
 fn with_exits(fake: &Fake) -> (Module<'_>, [u8; 5]) {
-    let module = Module::new(fake, [PLAIN, OVER - 14, INIT]);
+    with_exits_at(fake, OVER)
+}
+
+/// The same, with the return of the second function elsewhere.
+fn with_exits_at(fake: &Fake, over: u64) -> (Module<'_>, [u8; 5]) {
+    let module = Module::new(fake, [PLAIN, over - 14, INIT]);
     let target = fake.link("vfs_read");
     let distance = i32::try_from(target.wrapping_sub(CODE + JUMP + 5).cast_signed()).unwrap();
     let [a, b, c, d] = distance.to_le_bytes();
     let jump = [0xe9, a, b, c, d];
     module.put(JUMP, &jump);
-    module.put(OVER - 9, &[0x90; 9]);
-    module.put(OVER, &RETURN);
-    module.put(OVER + 5, &[0xcc; 13]);
+    module.put(over - 9, &[0x90; 9]);
+    module.put(over, &RETURN);
+    module.put(over + 5, &[0xcc; 13]);
     module.put(INIT_RETURN, &RETURN);
     module.put(INIT_RETURN + 5, &[0xcc; 6]);
     // One that is none: in the middle of the jump.
-    module.returns(TABLE, &[OVER, INIT_RETURN, JUMP + 2]);
+    module.returns(TABLE, &[over, INIT_RETURN, JUMP + 2]);
     (module, jump)
 }
 
@@ -234,6 +239,27 @@ fn exits_of_a_module_come_and_go() {
         assert_eq!(skipped, expected);
         attachment.release_all(&fake, &fake.kernel).unwrap();
         assert_eq!((module.get(INIT_RETURN), attachment.held_exits()), (RETURN, 0));
+    }
+}
+
+// The list has no alignment: an entry can go over the end of a page, and those behind it count as well.
+#[test]
+fn lists_of_returns_go_over_pages() {
+    const MIDDLE: u64 = 0x800;
+    for fake in X86.into_iter().map(Fake::quiet) {
+        let (module, _) = with_exits_at(&fake, MIDDLE);
+        let mut attachment = settled(&fake);
+        for over in 1..4 {
+            for before in 0..3 {
+                let places = [JUMP + 2, JUMP + 2, JUMP + 2, MIDDLE, INIT_RETURN];
+                module.returns(0x1000 - 4 * before - over, &places);
+                module.load(&mut attachment).unwrap();
+                let found = attachment.find_module_exits(&fake, &fake.kernel, None).unwrap();
+                let [found] = &found[..] else { panic!("{found:?}") };
+                let missing = found.missing.as_deref();
+                assert_eq!((found.exits.len(), missing), (3, Ok(&[][..])), "{before}, {over}");
+            }
+        }
     }
 }
 

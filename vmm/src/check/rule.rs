@@ -38,6 +38,14 @@ pub(super) enum Kind {
     Budget { until: Option<Functions>, limit: u64 },
 }
 
+impl Rule {
+    /// Whether it is about durations, for which the ends of calls must be seen.
+    #[must_use]
+    pub fn needs_ends(&self) -> bool {
+        matches!(self.kind, Kind::Max { .. })
+    }
+}
+
 impl Kind {
     /// Whether a verdict stays, whatever other calls there were.
     pub(super) fn is_certain(&self, verdict: Verdict) -> bool {
@@ -369,6 +377,16 @@ mod tests {
 
     fn functions(text: &str) -> Functions {
         Functions(text.split('|').map(str::to_owned).collect())
+    }
+
+    // Without returns such a rule is undecided when the whole boot is over.
+    #[test]
+    fn only_durations_need_ends() {
+        let needs = |text: &str| text.parse::<Rule>().unwrap().needs_ends();
+        assert!(needs("max vfs_read 5ms"));
+        for text in ["expect vfs_open", "forbid panic", "order a<b", "within a -> b 1ms"] {
+            assert!(!needs(text), "{text}");
+        }
     }
 
     #[test]

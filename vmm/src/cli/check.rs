@@ -222,11 +222,16 @@ impl Live {
     }
 
     /// Looks before the run whether rules are about functions that the kernel has (`all` names),
-    /// and that are traced.
+    /// and that are traced, with their ends (`timed`) where it is about durations.
     ///
     /// # Errors
     /// [`BadRules`] for what there is not. What is not traced now may be later: that is told only.
-    pub(super) fn expect_functions(&self, all: &[&str], traced: &[&str]) -> Result<()> {
+    pub(super) fn expect_functions(
+        &self,
+        all: &[&str],
+        traced: &[&str],
+        timed: &[&str],
+    ) -> Result<()> {
         let checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(player) = &checked.player else { return Ok(()) };
         for (rule, glob) in player.export().globs() {
@@ -240,6 +245,11 @@ impl Live {
             }
             if !any(traced) {
                 say!("vmtrace: warning: {}: {glob} is not traced (-f {glob})", rule.text);
+            } else if rule.needs_ends() && !any(timed) {
+                say!(
+                    "vmtrace: warning: {}: how long {glob} takes is not traced (--graph)",
+                    rule.text
+                );
             }
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! Turns the bytes of a stream into items in time order.
 
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
 
 use crate::stream::{
@@ -89,6 +90,11 @@ pub(super) struct Front {
     /// When what waits behind was.
     merger: Merger<()>,
     words: Words,
+    /// Those that wait, by their time, and those of one time as they came: more than one thread
+    /// makes them.
+    marks: Marks,
+    /// Marks so far.
+    marked: u64,
     header: Header,
     summary: Option<Summary>,
     held_text: usize,
@@ -110,6 +116,8 @@ impl Default for Front {
             decoder: Decoder::new(),
             merger: Merger::new(0),
             words: Words::default(),
+            marks: Marks::new(),
+            marked: 0,
             header: Header::default(),
             summary: None,
             held_text: 0,
@@ -155,7 +163,7 @@ impl Front {
     }
 
     pub(super) fn held(&self) -> usize {
-        self.merger.held()
+        self.merger.held() + self.marks.len()
     }
 
     pub(super) fn watermark(&self) -> u64 {
@@ -233,7 +241,7 @@ impl Front {
             _ => false,
         };
         if renames {
-            give_all(&mut self.merger, &mut self.words, &self.header, behind)?;
+            give_all((&mut self.merger, &mut self.words), &mut self.marks, &self.header, behind)?;
         }
         match frame {
             Frame::Header(ref header) => {
@@ -282,7 +290,12 @@ impl Front {
             Frame::Values(_) => {
                 behind.frame(&self.header, &frame, &self.decoder)?;
                 if behind.ahead().formats.is_crowded() {
-                    give_all(&mut self.merger, &mut self.words, &self.header, behind)?;
+                    give_all(
+                        (&mut self.merger, &mut self.words),
+                        &mut self.marks,
+                        &self.header,
+                        behind,
+                    )?;
                     behind.sweep_formats()?;
                 }
                 Ok(())
@@ -297,11 +310,8 @@ impl Front {
             }
             Frame::Mark(mark) => {
                 self.held_text += mark.text.len();
-                let queue = marks_of(&self.header);
-                if self.merger.push(queue, mark.ticks, ()).is_some() {
-                    self.words.add(queue, 0);
-                    behind.hold_mark(queue, Box::new(mark))?;
-                }
+                self.marks.insert((mark.ticks, self.marked), Box::new(mark));
+                self.marked += 1;
                 self.relieve(behind)
             }
             Frame::Watermark(ticks) => {
@@ -328,9 +338,10 @@ impl Front {
 
     fn play(&mut self, until: u64, behind: &mut impl Behind) -> Result<(), PlayError> {
         let header = &self.header;
+        line_up(&mut self.marks, until, (&mut self.merger, &mut self.words), header, behind)?;
         self.merger.drain(until, |queue, ()| behind.next(header, queue))?;
         self.words.keep(self.merger.waiting());
-        if self.merger.held() == 0 {
+        if self.held() == 0 {
             self.held_text = 0;
         }
         Ok(())
@@ -352,7 +363,7 @@ impl Front {
 
     /// Keeps the memory bounded when the watermarks stay away.
     fn relieve(&mut self, behind: &mut impl Behind) -> Result<(), PlayError> {
-        let held = self.merger.held();
+        let held = self.held();
         let known = self.horizon.as_ref().is_some_and(Horizon::is_within);
         let most = if known { HELD_KNOWN } else { HELD };
         let keep = match self.held_text {
@@ -366,21 +377,49 @@ impl Front {
         }
         self.disordered += u64::try_from(held - keep).unwrap_or(0);
         let header = &self.header;
+        line_up(&mut self.marks, u64::MAX, (&mut self.merger, &mut self.words), header, behind)?;
         self.merger.shrink(keep, |queue, ()| behind.next(header, queue))?;
         self.words.keep(self.merger.waiting());
         Ok(())
     }
 }
 
+/// What waits, and words of values of it.
+type Order<'a> = (&'a mut Merger<()>, &'a mut Words);
+
+/// Marks that wait.
+type Marks = BTreeMap<(u64, u64), Box<Mark>>;
+
 /// Gives all that waits, whatever may still come.
 fn give_all(
-    merger: &mut Merger<()>,
-    words: &mut Words,
+    (merger, words): Order<'_>,
+    marks: &mut Marks,
     header: &Header,
     behind: &mut impl Behind,
 ) -> Result<(), PlayError> {
+    line_up(marks, u64::MAX, (merger, words), header, behind)?;
     merger.drain(u64::MAX, |queue, ()| behind.next(header, queue))?;
     words.keep(merger.waiting());
+    Ok(())
+}
+
+/// Puts marks up to a time into their queue.
+fn line_up(
+    marks: &mut Marks,
+    until: u64,
+    (merger, words): Order<'_>,
+    header: &Header,
+    behind: &mut impl Behind,
+) -> Result<(), PlayError> {
+    let queue = marks_of(header);
+    while let Some(first) = marks.first_entry().filter(|first| first.key().0 <= until) {
+        let (ticks, _) = *first.key();
+        let mark = first.remove();
+        if merger.push(queue, ticks, ()).is_some() {
+            words.add(queue, 0);
+            behind.hold_mark(queue, mark)?;
+        }
+    }
     Ok(())
 }
 

@@ -119,6 +119,26 @@ fn calls_of_a_kernel_that_is_gone_are_unfinished() {
     assert_eq!(ended(MarkKind::Filter), 0);
 }
 
+// Calls are seen to their ends however long the guest stops, and a module that comes or goes has no open calls.
+#[test]
+fn only_marks_of_other_functions_make_calls_doubtful() {
+    let timed = |kind: MarkKind, text: &str| {
+        let mut script = Script::new();
+        script.enter(1, VFS_READ, STACK);
+        let mark = Mark { ticks: 5000, kind, duration_ns: 0, text: text.into() };
+        script.writer.mark(&mark).expect("memory");
+        script.leave(9, VFS_READ, STACK);
+        graph(&script.end(), |player| player).contains("8.000 us")
+    };
+    assert!(timed(MarkKind::Pause, "modules") && timed(MarkKind::Note, "a note"));
+    assert!(timed(MarkKind::Pause, "the output of the trace took nothing"));
+    assert!(timed(MarkKind::Filter, "module ext4 loaded: 7 of 9 functions"));
+    assert!(timed(MarkKind::Filter, "module ext4 unloaded: 7 sites given back"));
+    assert!(!timed(MarkKind::Filter, "the guest's ftrace is done: 3 sites, 1 shared"));
+    // What is missed in between the end of a pause tells.
+    assert!(!timed(MarkKind::Resume, "tracing resumed"));
+}
+
 /// Calls of which there are only the ends, with durations, and one that has none.
 fn ends() -> Vec<u8> {
     let mut script = Script::new();

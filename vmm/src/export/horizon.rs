@@ -7,7 +7,7 @@ use crate::stream::{Frame, GuestClock, Mark, Reader, StreamError};
 
 /// The resolution of places, in bytes of the stream.
 const GRAIN: u64 = 64 << 10;
-/// A mark that is further behind the records around it is not waited for, in seconds: whoever makes
+/// A mark that is further behind what is before it is not waited for, in seconds: whoever makes
 /// one may name any time.
 const MARK_BEHIND: u64 = 1;
 
@@ -45,7 +45,7 @@ impl Horizon {
         let vcpus = usize::try_from(reader.header().vcpus).unwrap_or(0);
         // As the merger has them: of a vCPU, none goes back.
         let mut last = vec![0_u64; vcpus];
-        let (mut newest, mut last_mark) = (0, 0);
+        let mut newest = 0;
         loop {
             let earliest = match reader.next_frame() {
                 Err(error @ StreamError::Io(_)) => return Err(error),
@@ -65,8 +65,8 @@ impl Horizon {
                     usize::try_from(loss.vcpu).ok().and_then(|vcpu| last.get(vcpu)).copied()
                 }
                 Ok(Some(Frame::Mark(Mark { ticks, .. }))) => {
-                    last_mark = ticks.max(last_mark);
-                    (last_mark >= newest.saturating_sub(behind)).then_some(last_mark)
+                    newest = newest.max(ticks);
+                    (ticks >= newest.saturating_sub(behind)).then_some(ticks)
                 }
                 Ok(Some(Frame::End(summary))) => {
                     horizon.guest_clock = summary.guest_clock;
@@ -186,7 +186,7 @@ mod tests {
     fn begin(steps: &[Step]) -> Writer<Vec<u8>> {
         let header = Header { vcpus: 3, clock_hz: 1_000_000_000, ..sample::header() };
         let mut writer = Writer::new(Vec::new(), &header).expect("header");
-        let (mut times, mut mark) = ([1_u64; 3], 0);
+        let mut times = [1_u64; 3];
         for step in steps {
             match *step {
                 Step::Records(vcpu, count, by) => {
@@ -200,8 +200,7 @@ mod tests {
                 }
                 Step::Loss(vcpu) => writer.loss(vcpu, 1, LossReason::Full),
                 Step::Mark(ticks) => {
-                    mark = ticks.max(mark);
-                    writer.mark(&Mark { ticks: mark, kind: MarkKind::Pause, ..sample::mark() })
+                    writer.mark(&Mark { ticks, kind: MarkKind::Pause, ..sample::mark() })
                 }
                 // True or not.
                 Step::Watermark(ticks) => writer.watermark(ticks),
@@ -226,6 +225,24 @@ mod tests {
             live.sort_unstable();
             prop_assert_eq!(times, live);
         }
+    }
+
+    // A line of the console is written by another thread than a mark of a pause, and may come behind it.
+    #[test]
+    fn marks_are_shown_by_their_times() {
+        let mark = |ms: u64| Step::Mark(ms * 1_000_000);
+        let steps = [mark(2_000), mark(1_998), Step::Watermark(1), mark(2_010), mark(2_003)];
+        let stream = write(&[&steps[..], &[mark(5), mark(2_020), mark(2_015)]].concat());
+        let horizon = Horizon::scan(&*stream).expect("memory");
+        let player = Player::new(Shown::default()).with_horizon(horizon);
+        let (Shown(times, _), _) = shown(player, &stream);
+        let times: Vec<_> = times.iter().map(|ticks| ticks / 1_000_000).collect();
+        assert_eq!(times, [5, 1_998, 2_000, 2_003, 2_010, 2_015, 2_020]);
+        // While they come, too, as long as they wait.
+        let stream = write(&[&steps[..], &[Step::Watermark(2_010_000_000)]].concat());
+        let (Shown(times, _), _) = shown(Player::new(Shown::default()), &stream);
+        let times: Vec<_> = times.iter().map(|ticks| ticks / 1_000_000).collect();
+        assert_eq!(times, [1_998, 2_000, 2_003, 2_010]);
     }
 
     // Memory: what can be shown is, though all of one vCPU comes after all of another only now and

@@ -9,12 +9,28 @@ use crate::stream::{LossReason, Summary};
 const NOTABLE: u64 = 100;
 
 /// Says so, and what can be done about it, if more than 1 % of all records are lost; beside what
-/// `summary` counts so are `missed`, which this consumer alone was too slow for.
+/// `summary` counts so are `missed`, which this consumer alone was too slow for. Records that newer ones have overwritten
+/// in a flight recorder are as it was asked for: an ordinary line tells them.
 ///
 /// # Errors
 /// When the output fails.
 pub fn write_losses(out: &mut impl Write, summary: &Summary, missed: u64) -> io::Result<()> {
-    let lost = summary.lost();
+    let by_reason = |reason: LossReason| {
+        let name = reason.to_string();
+        let counts = summary.vcpus.iter().filter_map(|vcpu| vcpu.lost_by_reason.get(&name));
+        counts.fold(0_u64, |sum, count| sum.saturating_add(*count))
+    };
+    let overwritten = by_reason(LossReason::Overwritten);
+    if overwritten > 0 {
+        writeln!(
+            out,
+            "vmtrace: the flight recorder has the newest {} records; {overwritten} older ones were \
+             overwritten: trace fewer functions (-f, -n) or give it more room (--buffer) to keep a \
+             longer time, or keep all (--overflow block)",
+            summary.records()
+        )?;
+    }
+    let lost = summary.lost().saturating_sub(overwritten);
     let all = summary.records().saturating_add(lost);
     // What this one has missed was recorded.
     let here = lost.saturating_add(missed);
@@ -24,11 +40,6 @@ pub fn write_losses(out: &mut impl Write, summary: &Summary, missed: u64) -> io:
     #[allow(clippy::cast_precision_loss)]
     let percent = here as f64 * 100.0 / all.max(here) as f64;
     writeln!(out, "vmtrace: ATTENTION: {percent:.1} % OF ALL RECORDS ARE LOST ({here} of {all})")?;
-    let by_reason = |reason: LossReason| {
-        let name = reason.to_string();
-        let counts = summary.vcpus.iter().filter_map(|vcpu| vcpu.lost_by_reason.get(&name));
-        counts.fold(0_u64, |sum, count| sum.saturating_add(*count))
-    };
     for (reason, remedy) in REMEDIES {
         let count = match reason {
             LossReason::Consumer => missed,
@@ -41,18 +52,13 @@ pub fn write_losses(out: &mut impl Write, summary: &Summary, missed: u64) -> io:
     Ok(())
 }
 
-const REMEDIES: [(LossReason, &str); 6] = [
+const REMEDIES: [(LossReason, &str); 5] = [
     (
         LossReason::Full,
         "the guest made records faster than they could be taken: trace fewer functions (-f, -n), \
          begin later (--from), write to a file (-o FILE) rather than to a terminal, keep the \
          newest instead of the oldest (--overflow overwrite), or let the guest wait (--overflow \
          block)",
-    ),
-    (
-        LossReason::Overwritten,
-        "newer records took their place, as --overflow overwrite asks for: trace fewer functions \
-         (-f, -n) to keep a longer time, or keep all that can be taken (--overflow drop)",
     ),
     (
         LossReason::Consumer,
@@ -103,8 +109,20 @@ mod tests {
         assert!(text.contains("ATTENTION: 11 ring-full: ") && text.contains("-f, -n"), "{text}");
         assert!(!text.contains("overwritten: "), "{text}");
         let text = said(1, &[(LossReason::Full, 1), (LossReason::Overwritten, 2)], 0);
-        assert!(text.contains(" 1 ring-full: ") && text.contains(" 2 overwritten: "), "{text}");
+        assert!(text.contains("ATTENTION: 1 ring-full: "), "{text}");
+        assert!(text.contains("; 2 older ones were overwritten: "), "{text}");
         assert_eq!(text.lines().count(), 3);
+    }
+
+    // That is what it is for.
+    #[test]
+    fn a_flight_recorder_that_overwrites_is_no_alarm() {
+        let text = said(5, &[(LossReason::Overwritten, 995)], 0);
+        let expected = "vmtrace: the flight recorder has the newest 5 records; 995 older ones were \
+                        overwritten: ";
+        assert!(text.starts_with(expected) && !text.contains("ATTENTION"), "{text}");
+        assert!(text.contains("--buffer") && text.contains("--overflow block"), "{text}");
+        assert!(!text.contains("drop") && text.lines().count() == 1, "{text}");
     }
 
     // They are in no summary: it is of all consumers.

@@ -23,6 +23,24 @@ pub(super) struct Stage<E> {
     waiting: Vec<Waiting>,
 }
 
+/// Whether beginnings or ends of calls may not have been seen from a mark on.
+fn changes(mark: &Mark) -> bool {
+    match mark.kind {
+        MarkKind::Exit
+        | MarkKind::Agent
+        | MarkKind::Note
+        | MarkKind::Console
+        | MarkKind::Events
+        | MarkKind::Clock
+        | MarkKind::User => false,
+        // What is missed while tracing is paused the mark of its end tells.
+        MarkKind::Pause => false,
+        // Of functions of a module that comes or goes no call is open.
+        MarkKind::Filter => !mark.text.starts_with("module "),
+        _ => true,
+    }
+}
+
 impl<E: Export> Stage<E> {
     pub(super) fn new(export: E) -> Self {
         let (ahead, tasks, present) = (Ahead::default(), Tasks::default(), Present::default());
@@ -106,20 +124,11 @@ impl<E: Export> Stage<E> {
     }
 
     fn mark(&mut self, header: &Header, mark: &Mark) -> Result<(), PlayError> {
-        let beside = [
-            MarkKind::Exit,
-            MarkKind::Agent,
-            MarkKind::Note,
-            MarkKind::Console,
-            MarkKind::Events,
-            MarkKind::Clock,
-            MarkKind::User,
-        ];
         // Calls of a kernel that is gone (kexec) do not end in the next one.
         if mark.kind == MarkKind::Attach {
             self.finish(header)?;
         }
-        if !beside.contains(&mark.kind) {
+        if changes(mark) {
             self.pairing.change();
         }
         self.teller.export.event(&Event::Mark(mark)).map_err(PlayError::Output)

@@ -1,6 +1,7 @@
 //! Values of arguments and returns: their kinds, and how they are shown.
 
 use std::io::Write;
+use std::ops::RangeInclusive;
 
 use rustc_hash::FxHashMap;
 use serde::ser::{Serialize, SerializeMap, Serializer};
@@ -185,6 +186,9 @@ pub(super) fn write_returned(out: &mut Vec<u8>, returned: &Returned<'_>) {
     write_shown(out, &shown);
 }
 
+/// Addresses of the kernel, and not small negative numbers.
+const KERNEL: RangeInclusive<u64> = 0xffff_0000_0000_0000..=u64::MAX - 4095;
+
 pub(super) fn write_shown(out: &mut Vec<u8>, shown: &Shown<'_>) {
     match shown {
         Shown::Signed(number) => {
@@ -193,6 +197,7 @@ pub(super) fn write_shown(out: &mut Vec<u8>, shown: &Shown<'_>) {
             }
             decimal(out, number.unsigned_abs(), 0, b' ');
         }
+        Shown::Unsigned(number) if KERNEL.contains(number) => hexadecimal(out, *number),
         Shown::Unsigned(number) => {
             decimal(out, *number, 0, b' ');
         }
@@ -339,6 +344,10 @@ mod tests {
     fn numbers_are_whole() {
         assert_eq!(text(&Shown::Signed(i64::MIN)), "-9223372036854775808");
         assert_eq!(text(&Shown::Unsigned(u64::MAX)), "18446744073709551615");
+        // An address, whatever its type: `unsigned long ip`.
+        let ip = Shown::Unsigned(0xffff_ffff_8100_1234);
+        assert_eq!(text(&ip), "0xffffffff81001234");
+        assert_eq!(text(&Shown::Unsigned(0xfffe_ffff_ffff_ffff)), "18446462598732840959");
         assert_eq!(text(&Shown::Pointer(0)), "0x0");
         assert_eq!(text(&Shown::Raw(vec![1, 2, 3])), "0x30201");
         assert_eq!(text(&Shown::Raw(vec![1; 9])), "01".repeat(9));

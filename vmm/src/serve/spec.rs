@@ -39,6 +39,13 @@ impl Actions {
         self.graph || self.retval
     }
 
+    /// Whether it records calls from their beginnings to their ends: what they return needs only the ends where such a
+    /// condition chooses them.
+    #[must_use]
+    pub fn graphs(self, condition: Option<&Condition>) -> bool {
+        self.graph || (self.retval && !condition.is_some_and(Condition::is_of_ends))
+    }
+
     /// Whether it counts calls instead of recording them.
     #[must_use]
     pub fn counts(self) -> bool {
@@ -308,6 +315,22 @@ impl fmt::Display for TracerSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // `vfs_read:retval if retval > 0` was refused for a graph that nobody had asked for.
+    #[test]
+    fn what_ends_return_is_no_graph() {
+        for (text, graphs) in [
+            ("a:retval", true),
+            ("a:retval if pid == 1", true),
+            ("a:retval if retval > 0", false),
+            ("a:retval if duration > 1ms", false),
+            ("a:args if retval > 0", false),
+            ("a:graph+retval if retval > 0", true),
+        ] {
+            let spec: TracerSpec = text.parse().unwrap();
+            assert_eq!(spec.actions.graphs(spec.condition.as_ref()), graphs, "{text}");
+        }
+    }
 
     // An emulated host and a running trace get tracers as text again.
     #[test]

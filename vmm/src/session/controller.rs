@@ -105,6 +105,8 @@ pub(super) struct Controller {
     pub(super) unseen: BTreeMap<Missing, BTreeSet<usize>>,
     /// Tracers of which it was said that they miss something of modules, and what else was said of them.
     pub(super) told_of_modules: HashSet<String>,
+    /// Names of modules that were loaded; `None` until modules are seen to come.
+    pub(super) came: Option<BTreeSet<Arc<str>>>,
     /// Notes that were left out.
     pub(super) notes: Notes,
     /// What modules that are loaded have of tracepoints, by the addresses of their `struct module`.
@@ -178,6 +180,7 @@ impl Controller {
             module_exits: Vec::new(),
             unseen: BTreeMap::new(),
             told_of_modules: HashSet::new(),
+            came: None,
             notes: Notes::default(),
             module_points: BTreeMap::new(),
             deadline,

@@ -67,7 +67,9 @@ use verdict::Verdict;
 
 pub use conditions::{Conditional, ConditionalError, conditional};
 pub use ends::{Doing, EndsError, Use};
-pub use events::{EventError, Patterns, TracedEvent, add_events, events, is_meant_in};
+pub use events::{
+    EventError, Patterns, TracedEvent, UnknownEvent, add_events, events, is_meant_in,
+};
 pub use follow::{Follow, FollowError};
 pub use histograms::{Histogram, HistogramError, histogram};
 pub use latency::LastLatencies;

@@ -18,6 +18,8 @@ use rustc_hash::FxHashSet;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+/// Names of modules that are kept: more than a guest has that does not make them up.
+const MOST_NAMES: usize = 4096;
 /// Names that a note gives for a reason.
 const EXAMPLES: usize = 3;
 
@@ -67,6 +69,7 @@ impl Controller {
         let ram = machine.ram();
         let why = match attachment.watch_modules(ram, &self.kernel, &TRAP_INSTRUCTION) {
             Ok(traps) => {
+                self.came.get_or_insert_default();
                 return self.tripwires.arm_all(paused, traps, |trap| {
                     let told = attachment.module_moment(trap);
                     told.map(|(moment, next)| Purpose::Module { moment, next })
@@ -227,6 +230,10 @@ impl Controller {
             module.map_err(|error| format!("functions of a module are not traced: {error}"))?;
         let module = Arc::new(module);
         let name = Arc::clone(&module.name);
+        let came = self.came.get_or_insert_default();
+        if came.len() < MOST_NAMES {
+            came.insert(Arc::clone(&name));
+        }
         for (site, function) in &module.functions {
             self.functions.insert(*site, Arc::clone(function));
         }
@@ -354,6 +361,25 @@ impl Controller {
             )
         };
         self.unseen.iter().map(note).collect()
+    }
+
+    /// What the summary says of patterns that have waited for a module all the time.
+    pub(super) fn never_loaded(&self) -> Option<String> {
+        let came = self.came.as_ref().filter(|came| came.len() < MOST_NAMES)?;
+        let tracers = self.tracing.present();
+        let all = tracers.flat_map(|(_, tracer)| &tracer.globs.filter);
+        let waits = |pattern: &&String| {
+            let meant = Functions::of(pattern);
+            meant.module().is_some() && !came.iter().any(|name| meant.reaches(name))
+        };
+        let waiting: BTreeSet<&str> = all.filter(waits).map(String::as_str).collect();
+        let patterns = waiting.into_iter().collect::<Vec<_>>().join(", ");
+        (!patterns.is_empty()).then(|| {
+            format!(
+                "no module that {patterns} could mean was loaded (functions that are built into the kernel are of no \
+                 module)"
+            )
+        })
     }
 
     /// Lets these sites of a module call their programs: how many do.

@@ -342,6 +342,30 @@ fn triggers_wait_for_modules() {
     subject.assert_restored(&ran, &what);
 }
 
+// Nothing is traced of a module that does not come, or that is built into the kernel: who asked for it learns that.
+#[test]
+fn modules_that_never_come_are_told() {
+    let subject = Subject::new(ON);
+    let add = |text: &str| Control::TracerAdd(text.parse().unwrap());
+    let asks = || vec![Step::Asks(vec![add("a=plain:mod:test_module"), add("b=fuse_*:mod:fuse")])];
+    let comes = vec![Step::Does(FakeVm::module_comes), call("do_init_module")];
+    let goes = vec![call("ftrace_release_mod")];
+    let never = |more: Vec<Vec<Step>>| {
+        let ran = subject.run([boot(), more.concat()].concat(), Trouble::default());
+        ran.outcome().summary.notes.clone()
+    };
+    let note = |patterns: &str| {
+        format!(
+            "no module that {patterns} could mean was loaded (functions that are built into the kernel are of no \
+             module)"
+        )
+    };
+    assert_eq!(never(vec![asks()]), [note("fuse_*:mod:fuse, plain:mod:test_module")]);
+    assert_eq!(never(vec![asks(), comes.clone(), goes.clone()]), [note("fuse_*:mod:fuse")]);
+    // Also what is asked for when it is there.
+    assert_eq!(never(vec![comes, asks(), goes]), [note("fuse_*:mod:fuse")]);
+}
+
 // The same where calls end, also while tracing is paused: exits that stay held, or that are not, are calls that nobody
 // decides about.
 #[test]

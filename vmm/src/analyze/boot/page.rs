@@ -166,9 +166,9 @@ fn modules(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     }
     let mut longest: Vec<&Module> = report.modules.iter().collect();
     longest.sort_by_key(|module| (std::cmp::Reverse(module.duration_ns), module.ns));
-    let all =
-        report.modules.iter().filter_map(|module| module.duration_ns).fold(0, u64::saturating_add);
-    let head = format!("MODULES: {} in {} ms", longest.len(), milliseconds(all));
+    let known_times = report.modules.iter().filter_map(|module| module.duration_ns);
+    let all = known_times.reduce(u64::saturating_add);
+    let head = format!("MODULES: {} in {} ms", longest.len(), known(all));
     writeln!(out, "\n{head:<39}{:>12} {:>13} {:>13}", "at (s)", "load (ms)", "init (ms)")?;
     for module in longest.iter().take(LINES) {
         writeln!(

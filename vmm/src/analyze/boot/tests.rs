@@ -152,19 +152,24 @@ fn boot() -> Script {
     script.plain(3_200, 0, "tick_nohz_idle_enter").plain(3_300, 1, "tick_nohz_idle_enter");
     script.plain(7_300, 1, "tick_nohz_idle_exit").plain(7_400, 0, "tick_nohz_idle_exit");
     script.leave(8_000, "msleep", 1).leave(9_000, "do_one_initcall", 0);
-    let load = |script: &mut Script, at, file: &[u8; 24]| {
+    let load = |script: &mut Script, at, file: &[u8; 24], mark: (MarkKind, &str)| {
         let words: Vec<_> =
             file.chunks(8).map(|word| u64::from_le_bytes(word.try_into().expect("8"))).collect();
         let entry = script.entry(at, "init_module_from_file", 1);
         script.put(0, |buffer| buffer.push_values(entry, None, 0, words));
         script.enter(at + 10, "load_module", 0).enter(at + 20, "do_init_module", 1);
+        // The guest stops there.
+        script.mark(at + 25, mark.0, mark.1);
         script.initcall(at + 30, 0xffff_ffff_c000_0000, 2).leave(at + 80, "do_one_initcall", 2);
         script.leave(at + 90, "do_init_module", 1).leave(at + 110, "load_module", 0);
     };
-    load(&mut script, 9_100, b"virtio-net.ko.xz\0\0\0\0\0\0\0\0");
+    let file = b"virtio-net.ko.xz\0\0\0\0\0\0\0\0";
+    load(&mut script, 9_100, file, (MarkKind::Pause, "modules"));
     script.mark(10_000, MarkKind::Console, "[    1.0] Run /init as init process");
     script.plain(10_001, 0, "run_init_process");
-    load(&mut script, 11_000, b"003-ext4.ko\0\0\0\0\0\0\0\0\0\0\0\0\0");
+    let file = b"003-ext4.ko\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    let traced = "module ext4 loaded: 7 of 9 functions";
+    load(&mut script, 11_000, file, (MarkKind::Filter, traced));
     script.plain(12_000, 0, "tick_nohz_idle_enter").plain(12_500, 0, "tick_nohz_idle_exit");
     script
 }
@@ -208,6 +213,7 @@ fn the_time_of_a_boot_is_put_down_to_what_took_it() {
     assert!(page.contains("Init is started 0.010000 s after the machine."), "{page}");
     let line = "  acpi_init                            subsys              6.000          4.000";
     assert!(page.contains(line), "{page}");
+    assert!(page.contains("MODULES: 2 in 0.200 ms "), "{page}");
     assert!(page.lines().count() < 60);
 }
 
@@ -245,6 +251,16 @@ fn what_is_missing_is_said() {
     assert!(page.contains("Init was not seen; the trace ends at 0.006000 s."), "{page}");
     let torn = report(&stream[..stream.len() - 8]);
     assert!(torn.missing.torn && torn.untold.len() > 2, "{torn:?}");
+}
+
+// 0 would be a time.
+#[test]
+fn modules_that_took_nobody_knows_how_long_took_no_known_time() {
+    let mut script = Script::new();
+    script.enter(2_000, "load_module", 0).mark(2_010, MarkKind::Filter, "tracer b added");
+    script.leave(2_020, "load_module", 0);
+    let page = page(&report(&script.end()));
+    assert!(page.contains("MODULES: 1 in ? ms "), "{page}");
 }
 
 #[test]

@@ -134,8 +134,8 @@ pub(super) fn device_modules(args: &Args, image: &Path, release: &str) -> Option
     found
 }
 
-/// Where the modules of an image may be, the likeliest first: beside the image, in the tree that it
-/// is in the `boot` of, and in the system's.
+/// Where the modules of an image may be, the likeliest first: beside the image, in the folder that has both, in the tree
+/// that it is in the `boot` of, and in the system's.
 fn module_places(root: &Path, image: &Path, release: &str) -> Vec<PathBuf> {
     // The link's own folder may be anywhere: `vmlinuz` of a distribution is a link.
     let image = image.canonicalize().unwrap_or_else(|_| image.to_owned());
@@ -145,16 +145,20 @@ fn module_places(root: &Path, image: &Path, release: &str) -> Vec<PathBuf> {
     if release.is_empty() || release.starts_with('.') || release.contains('/') {
         return places;
     }
-    let in_tree = Path::new("lib/modules").join(release);
-    places.push(beside.join(&in_tree));
-    places.extend(beside.parent().map(|tree| tree.join(&in_tree)));
-    places.push(root.join(&in_tree));
+    // Distributions have images in `usr/lib/modules/RELEASE`, too.
+    places.push(beside.to_owned());
+    // Where both are there, one mostly leads to the other.
+    let in_tree = ["lib/modules", "usr/lib/modules"].map(|dir| Path::new(dir).join(release));
+    let trees = [Some(beside), beside.parent(), Some(root)];
+    places.extend(
+        trees.into_iter().flatten().flat_map(|tree| in_tree.iter().map(|it| tree.join(it))),
+    );
     places.dedup();
     places
 }
 
 /// The guest's initial RAM disk; one for another architecture lacks the agent.
-pub(super) fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
+pub(super) fn initrd(args: &Args, guest: HostArch, release: &str) -> Result<Vec<u8>> {
     let own = args.initrd.as_ref();
     let own = own.map(|path| std::fs::read(path).with_context(|| path.display().to_string()));
     let own = own.transpose()?;
@@ -192,7 +196,16 @@ pub(super) fn initrd(args: &Args, guest: HostArch) -> Result<Vec<u8>> {
         builder = builder.add_file(file);
     }
     if let Some(dir) = args.modules.as_ref().or(args.device_modules.as_ref()) {
-        builder = builder.modules(match guest_modules(args, dir) {
+        let modules = guest_modules(args, dir).inspect(|modules| {
+            if let Some(other) = of_another_kernel(modules, release) {
+                say!(
+                    "vmtrace: warning: --modules {}: these are modules of Linux {other}, and the kernel is {release}: \
+                     it refuses them (Exec format error), unless its versions of symbols (CONFIG_MODVERSIONS) are theirs",
+                    dir.display()
+                );
+            }
+        });
+        builder = builder.modules(match modules {
             // The user has not asked for any, and the agent says what it has come to.
             Err(error) if args.modules.is_none() && !args.needs_devices() => {
                 say!("vmtrace: no modules for the output of --run: {error}");
@@ -251,6 +264,17 @@ impl Args {
     fn needs_devices(&self) -> bool {
         self.disks.any() || self.shares.count() > 0
     }
+}
+
+/// The release of the kernel that modules are for (`vermagic`), by the first that says it, if that is another one.
+fn of_another_kernel(modules: &[LoadedModule], release: &str) -> Option<String> {
+    const KEY: &[u8] = b"vermagic=";
+    let said = modules.iter().find_map(|LoadedModule { content, .. }| {
+        let at = content.windows(KEY.len()).position(|bytes| bytes == KEY)?;
+        let said = content.get(at + KEY.len()..)?.split(|byte| matches!(byte, 0 | b' ')).next()?;
+        Some(String::from_utf8_lossy(said).escape_default().to_string())
+    })?;
+    (!release.is_empty() && said != release).then_some(said)
 }
 
 /// The modules that a run needs, of those in a directory.
@@ -328,9 +352,32 @@ mod tests {
         let unpacked = tree(&["boot/vmlinuz-6.1", "lib/modules/6.1/modules.dep"]);
         let root = unpacked.path().canonicalize().unwrap();
         assert_eq!(find(&root.join("boot/vmlinuz-6.1")), root.join("lib/modules/6.1"));
+        // As distributions have them where `lib` leads to `usr/lib`, which not everybody unpacks.
+        let merged = tree(&["boot/vmlinuz-6.1", "usr/lib/modules/6.1/modules.dep"]);
+        let root = merged.path().canonicalize().unwrap();
+        assert_eq!(find(&root.join("boot/vmlinuz-6.1")), root.join("usr/lib/modules/6.1"));
+        let both = tree(&["usr/lib/modules/6.1/vmlinuz", "usr/lib/modules/6.1/modules.dep"]);
+        let dir = both.path().canonicalize().unwrap().join("usr/lib/modules/6.1");
+        assert_eq!(find(&dir.join("vmlinuz")), dir);
         let alone = tree(&["vmlinuz"]);
         let found = find(&alone.path().join("vmlinuz"));
         assert_eq!(found, system.path().join("lib/modules/6.1"));
+    }
+
+    // The guest would say so in its log only, after its boot.
+    #[test]
+    fn modules_of_another_kernel_are_told() {
+        let module = |content: &[u8]| LoadedModule { name: "a".into(), content: content.into() };
+        let modules = [
+            module(b"\x7fELF"),
+            module(b"\x7fELF\0license=GPL\0vermagic=6.12.94+deb13 SMP preempt mod_unload \0"),
+        ];
+        let other = |release| of_another_kernel(&modules, release);
+        assert_eq!(other("6.12.95+deb13").as_deref(), Some("6.12.94+deb13"));
+        assert_eq!((other("6.12.94+deb13"), other("")), (None, None));
+        assert_eq!(of_another_kernel(&modules[..1], "6.1"), None);
+        let torn = [module(b"vermagic=\x1b")];
+        assert_eq!(of_another_kernel(&torn, "6.1").as_deref(), Some("\\u{1b}"));
     }
 
     // An image says what its release is.
@@ -411,8 +458,8 @@ mod tests {
         assert_eq!(find("").device_modules, None);
         let run = find("--run ls");
         assert_eq!(run.device_modules, Some(root.join("modules")));
-        assert!(initrd(&run, HostArch::X86_64).is_ok(), "a list of modules that names none");
+        assert!(initrd(&run, HostArch::X86_64, "").is_ok(), "a list of modules that names none");
         let shares = find("--run ls --share /");
-        assert!(initrd(&shares, HostArch::X86_64).is_err());
+        assert!(initrd(&shares, HostArch::X86_64, "").is_err());
     }
 }

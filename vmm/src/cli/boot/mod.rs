@@ -451,7 +451,9 @@ pub fn run(mut args: Args) -> Result<u8> {
         };
         let all = names(&mut (0..kernel.sites().len()));
         let traced = tracing.present().flat_map(|(_, tracer)| tracer.sites.iter().copied());
-        rules.expect_functions(&all, &names(&mut { traced }))?;
+        let graphs = tracing.present().filter(|(_, tracer)| tracer.graph);
+        let timed = graphs.flat_map(|(_, tracer)| tracer.sites.iter().copied());
+        rules.expect_functions(&all, &names(&mut { traced }), &names(&mut { timed }))?;
     }
     // Also for those of modules: to look takes a second, in which the guest would wait when one is loaded.
     if tracing.may_want_exits() {
@@ -467,7 +469,7 @@ pub fn run(mut args: Args) -> Result<u8> {
         );
     }
     let guest = HostArch::of(kernel.arch());
-    let initrd = images::initrd(&args, guest)?;
+    let initrd = images::initrd(&args, guest, kernel.release())?;
     let conversion = Conversion::prepare(&mut args)?;
     let args = &args;
     let mode = match args.host {

@@ -4,7 +4,7 @@ use super::{Args, OverflowArg, conditions, times};
 use crate::analyze::latency::EventsOf;
 use crate::condition::Condition;
 use crate::kernel::arguments::ArgumentSpec;
-use crate::kernel::{Coverage, Kernel, Missing};
+use crate::kernel::{Coverage, Functions, Kernel, Missing};
 use crate::machine;
 use crate::serve::{Globs, HistogramSpec, TracerSpec};
 use crate::session::{
@@ -50,6 +50,10 @@ impl Args {
             let selection = kernel.select_with_report(filter, &notrace);
             unmatched.extend(selection.unmatched);
             unmatched_notrace.extend(selection.unmatched_notrace);
+            // As events do.
+            let waits =
+                filter.iter().filter_map(|glob| Some((glob, Functions::of(glob).module()?)));
+            notes.extend(waits.map(|(glob, module)| format!("{glob} waits for module {module}")));
             let mut sites = selection.sites;
             let used = Use::of(
                 condition.as_ref(),
@@ -140,7 +144,8 @@ impl Args {
             let name = spec.name.clone().unwrap_or_else(|| Tracing::default_name(number));
             let condition = both(spec.condition.as_ref())?;
             let spec = TracerSpec { condition: condition.clone(), ..(*spec).clone() };
-            let (graph, counts) = (spec.actions.exits(), spec.actions.counts());
+            let graph = spec.actions.graphs(condition.as_ref());
+            let counts = spec.actions.counts();
             let by_caller = spec.actions.callers;
             let (wants, sorts) = (spec.actions.into(), spec.histogram.clone());
             let asked = Asked { graph, counts, by_caller, sorts, wants, condition };

@@ -10,7 +10,7 @@ mod table;
 
 use crate::kernel::preemptirq::Switch;
 use crate::kernel::tracepoints::{Event, Hooks, Origin, Preparation};
-use crate::kernel::{Functions, Kernel, KernelError, glob};
+use crate::kernel::{Functions, Kernel, KernelError, Near, glob};
 use crate::relay::{EventFields, EventValue, From};
 use crate::stream::{Shape, ValueField};
 use calls::Calls;
@@ -93,10 +93,10 @@ impl TracedEvent {
 pub enum EventError {
     /// There is none.
     #[error(
-        "no event of the kernel matches '{0}': vmtrace events lists all, as SYSTEM:NAME; those of a \
-         module that is not loaded yet are '{0}:mod:MODULE'"
+        "no event of the kernel matches '{}': vmtrace events lists all, as SYSTEM:NAME; those of a \
+         module that is not loaded yet are '{}:mod:MODULE'{}", .0.pattern, .0.pattern, .0.near
     )]
-    Unknown(String),
+    Unknown(UnknownEvent),
     /// Only functions have modules of which nothing is told.
     #[error("'{0}' waits for a module, but the kernel does not say where modules have events: {1}")]
     Modules(String, String),
@@ -106,6 +106,29 @@ pub enum EventError {
     /// The kernel does not tell.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+}
+
+/// What no event matches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownEvent {
+    /// As it was asked for.
+    pub pattern: String,
+    /// What may have been meant.
+    pub near: Near,
+}
+
+impl UnknownEvent {
+    fn new(pattern: &str, events: &[Event]) -> Self {
+        let is_glob = pattern.contains(['*', '?', '[', '\\']);
+        // Without a system, events of all are meant.
+        let name = |event: &Event| match pattern.contains(':') {
+            true => event.full_name(),
+            false => event.name.clone(),
+        };
+        let names: Vec<String> = events.iter().filter(|_| !is_glob).map(name).collect();
+        let near = Near::to(pattern, names.iter().map(String::as_str));
+        Self { pattern: pattern.to_owned(), near }
+    }
 }
 
 /// The events that a pattern matches (`SYSTEM:NAME`, or a name of any system), and notes on those
@@ -176,7 +199,7 @@ fn unknown(kernel: &Kernel, pattern: &str) -> EventError {
     // That takes a look at all code.
     match means.then(|| kernel.switches()) {
         Some(Err(error)) => EventError::Unsupported(pattern.to_owned(), error.to_string()),
-        _ => EventError::Unknown(pattern.to_owned()),
+        _ => EventError::Unknown(UnknownEvent::new(pattern, kernel.events().unwrap_or_default())),
     }
 }
 

@@ -162,12 +162,22 @@ const ROWS: &[Row] = &[
         prints: &[],
     },
     Row {
-        names: &["sched_process_exit", "sched_process_free"],
+        names: &["sched_process_exit", "sched_process_free", "sched_wait_task"],
         rules: &[
             ("comm", Known("p->comm")),
             ("pid", Known("p->pid")),
             ("prio", Known("p->prio")),
             ("group_dead", Path("group_dead")),
+        ],
+        prints: &[],
+    },
+    Row {
+        names: &["sched_stat_runtime"],
+        rules: &[
+            ("comm", Known("tsk->comm")),
+            ("pid", Known("tsk->pid")),
+            ("runtime", Path("runtime")),
+            ("vruntime", Path("vruntime")), // before 6.8
         ],
         prints: &[],
     },

@@ -46,6 +46,17 @@ impl<'a> Pages<'a> {
         Ok(text)
     }
 
+    /// So many bytes, or those before the first page that cannot be read.
+    pub(super) fn some(&mut self, address: u64, len: usize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while bytes.len() < len {
+            let Some(at) = address.checked_add(bytes.len() as u64) else { break };
+            let Ok(rest) = self.rest(at) else { break };
+            bytes.extend_from_slice(&rest[..rest.len().min(len - bytes.len())]);
+        }
+        bytes
+    }
+
     pub(super) fn word(&self, address: u64) -> Result<u64, GuestError> {
         self.image.read_u64(self.guest, address)
     }

@@ -198,21 +198,13 @@ impl Offsets {
         let next = sections.iter().map(|&(_, at)| at).filter(|&at| at > start).min();
         let len = next.map_or(LAST_TABLE, |next| next - start);
         let len = if len > MOST_TABLE { LAST_TABLE } else { len };
-        let mut returns = Vec::new();
-        let mut at = start;
-        while at < start.saturating_add(len / 4 * 4) {
-            let left = usize::try_from(start + len / 4 * 4 - at).unwrap_or(0);
-            let Ok(rest) = pages.rest(at) else { break };
-            let rest = rest.get(..rest.len().min(left)).unwrap_or_default();
-            for (place, distance) in (at..).step_by(4).zip(rest.as_chunks::<4>().0) {
-                let distance = i64::from(i32::from_le_bytes(*distance));
-                returns.push(place.wrapping_add_signed(distance));
-            }
-            if rest.len() < 4 {
-                break;
-            }
-            at += rest.len() as u64;
-        }
+        let table = pages.some(start, usize::try_from(len).unwrap_or(0));
+        let places = (0..).map(|n: u64| start.wrapping_add(n * 4));
+        let distances = table.as_chunks::<4>().0.iter().map(|it| i32::from_le_bytes(*it));
+        let mut returns: Vec<u64> = places
+            .zip(distances)
+            .map(|(place, distance)| place.wrapping_add_signed(distance.into()))
+            .collect();
         returns.sort_unstable();
         returns.dedup();
         Ok(returns)
