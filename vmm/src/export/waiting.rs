@@ -29,6 +29,8 @@ pub(super) struct Waiting {
     pub(super) beside: VecDeque<u64>,
     /// For the next part.
     spare: Vec<Held>,
+    /// Parts with names that have come since there were other names.
+    named: usize,
 }
 
 #[derive(Debug)]
@@ -58,12 +60,16 @@ impl Waiting {
     /// Records are the last, of which the names were looked up.
     pub(super) fn add_all(&mut self, records: Vec<Held>) {
         if !records.is_empty() {
+            self.named += 1;
             self.parts.push_back(Part::Named(records));
         }
     }
 
     /// There are other names from here on.
     pub(super) fn rename(&mut self) {
+        if mem::take(&mut self.named) == 0 {
+            return;
+        }
         for part in &mut self.parts {
             if let Part::Named(records) = part {
                 let mut records = mem::take(records);
