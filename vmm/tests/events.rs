@@ -8,7 +8,7 @@ const KERNELS: [&str; 6] =
     ["x86_64-6.1", "x86_64-6.12", "x86_64-6.12-rt", "x86_64-7", "riscv64-6.12", "riscv64-7"];
 
 /// Events that a table knows field by field, as the guest's own trace has them.
-const KNOWN: [&str; 43] = [
+const KNOWN: [&str; 44] = [
     "sched:sched_switch",
     "sched:sched_waking",
     "sched:sched_wakeup_new",
@@ -52,6 +52,7 @@ const KNOWN: [&str; 43] = [
     "signal:signal_deliver",
     "task:task_rename",
     "module:module_load",
+    "printk:console",
 ];
 /// Some kernels of riscv64 have none of these.
 const NOT_ALL: &str = "exceptions:";

@@ -29,6 +29,8 @@ pub enum From {
         /// Its operation and flags, with the operations of which the kernel tells 0.
         untold: Option<(Part, Vec<u64>)>,
     },
+    /// A text, and how many bytes of it count, of which the last may end the line: that is left out.
+    Line(Part, Part),
     /// A text of letters: of each group the first that fits.
     Letters(Part, Arc<[Vec<Letter>]>),
     /// By its place in a list.
@@ -61,7 +63,7 @@ impl From {
     #[must_use]
     pub fn words(&self) -> Option<usize> {
         match self {
-            Self::Same(_) | Self::Letters(..) => None,
+            Self::Same(_) | Self::Line(..) | Self::Letters(..) => None,
             Self::SwitchState(_)
             | Self::Swapped(_)
             | Self::Pointed(..)
@@ -88,9 +90,17 @@ impl From {
                 }
                 _ => number(part),
             },
+            Self::Line(part, len) => {
+                let ((own, lost), (len, more)) = (recorded.words(part), number(len));
+                let bytes: Vec<u8> = own.iter().flat_map(|word| word.to_le_bytes()).collect();
+                let len = usize::try_from(len).unwrap_or(usize::MAX).min(bytes.len());
+                let line = bytes.get(..len).unwrap_or_default();
+                add_text(line.strip_suffix(b"\n").unwrap_or(line), shape.words(), words);
+                return lost || more;
+            }
             Self::Letters(part, groups) => {
                 let (flags, lost) = number(part);
-                add_text(&letters(flags, groups), shape.words(), words);
+                add_text(letters(flags, groups).as_bytes(), shape.words(), words);
                 return lost;
             }
             Self::Each(parts) => {
@@ -170,9 +180,9 @@ fn letters(flags: u64, groups: &[Vec<Letter>]) -> String {
 }
 
 /// A text that ends with a NUL, cut where it has no room.
-fn add_text(text: &str, count: usize, words: &mut Vec<u64>) {
+fn add_text(text: &[u8], count: usize, words: &mut Vec<u64>) {
     let room = (8 * count).saturating_sub(1);
-    let bytes: Vec<u8> = text.bytes().take(room).chain([0; 256]).take(8 * count).collect();
+    let bytes: Vec<u8> = text.iter().copied().take(room).chain([0; 256]).take(8 * count).collect();
     words.extend(bytes.as_chunks().0.iter().map(|chunk| u64::from_le_bytes(*chunk)));
 }
 
@@ -304,8 +314,25 @@ mod tests {
         assert_eq!(text(1 << 18 | 1 << 11 | 5, 8), "FDES\0\0\0\0");
         assert_eq!(text(0x22, 10), format!("N{}", "\0".repeat(15)));
         let mut long = Vec::new();
-        add_text("0123456789", 1, &mut long);
+        add_text(b"0123456789", 1, &mut long);
         assert_eq!(long, [u64::from_le_bytes(*b"0123456\0")], "it ends");
+    }
+
+    // `console` (include/trace/events/printk.h) has a buffer of which only the beginning is the text.
+    #[test]
+    fn lines_end_where_their_length_says() {
+        let text = Part { field: 0, shape: Shape::Text { bytes: 8 } };
+        let from = From::Line(text, number(1));
+        let buffer = u64::from_le_bytes(*b"lazy\nzy?");
+        let line = |len| {
+            let (words, lost) = made(&from, &Shape::Text { bytes: 8 }, [buffer, len, 0]);
+            assert!(!lost && words.len() == 1);
+            words[0].to_le_bytes()
+        };
+        assert_eq!(line(3), *b"laz\0\0\0\0\0");
+        assert_eq!(line(5), *b"lazy\0\0\0\0", "the end of the line is left out");
+        assert_eq!((line(0), line(6)), ([0; 8], *b"lazy\nz\0\0"));
+        assert_eq!((line(8), line(u64::MAX)), (*b"lazy\nzy\0", *b"lazy\nzy\0"), "it ends");
     }
 
     // Values from `include/trace/events/sched.h` and `fs/proc/array.c` of 6.12.

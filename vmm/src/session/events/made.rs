@@ -128,6 +128,11 @@ impl<'a> Made<'a> {
                 let variables = array.variables.iter().map(|&at| self.variable(at));
                 (From::Page(page, variables.collect::<Option<_>>()?, array.clone()), None)
             }
+            Rule::Line(text, len) => {
+                let text = self.part(text, false)?;
+                let Shape::Text { bytes } = text.shape else { return None };
+                (From::Line(text, self.part(len, true)?), Some(bytes))
+            }
             Rule::Own => {
                 let offset = TaskOffsets::find(self.kernel).ok()?.comm;
                 // As programs of riscv64 read it.

@@ -49,6 +49,8 @@ pub(super) enum Rule {
     Accounted(&'static str, &'static str),
     /// The number of the page with this `struct page`.
     Page(&'static str),
+    /// A text, and how many bytes of it count, of which the last may end the line: that is left out.
+    Line(&'static str, &'static str),
     /// The name of the task that runs.
     Own,
     /// A text that is always empty.
@@ -99,8 +101,8 @@ pub(super) fn print(
 }
 
 use Rule::{
-    Accounted, Always, Disk, Each, Empty, Errno, Known, Letters, Linked, Own, Page, Path, Pointed,
-    Request, Swapped, SwitchState, Variable,
+    Accounted, Always, Disk, Each, Empty, Errno, Known, Letters, Line, Linked, Own, Page, Path,
+    Pointed, Request, Swapped, SwitchState, Variable,
 };
 
 /// `SI_USER` and `SI_KERNEL`: what stands for information that there is not.
@@ -514,6 +516,12 @@ const ROWS: &[Row] = &[
             ("clone_flags", Path("clone_flags")),
             ("oom_score_adj", Known("task->signal->oom_score_adj")),
         ],
+        prints: &[],
+    },
+    Row {
+        names: &["console"],
+        // Behind the text is what was there before.
+        rules: &[("msg", Line("text:120", "len")), ("msg", Line("text:56", "len"))],
         prints: &[],
     },
     Row {
