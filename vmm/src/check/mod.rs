@@ -7,6 +7,7 @@ mod evidence;
 mod results;
 mod rule;
 mod state;
+mod stops;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +19,7 @@ use crate::stream::{Header, MarkKind, Stretch, Summary};
 
 use evidence::{Coverage, Doubles, Losses};
 use state::State;
+use stops::Stops;
 
 pub use results::{Format, write};
 pub use rule::{Rule, RuleError, Verb, parse_file, parse_time};
@@ -64,6 +66,7 @@ pub struct Check {
     /// Which functions are in which rules, by address.
     known: HashMap<u64, Known>,
     losses: Losses,
+    stops: Stops,
     coverage: Coverage,
     doubles: Doubles,
     /// Functions that were counted, of rules to which it matters when calls were.
@@ -108,6 +111,7 @@ impl Check {
             header: Header::default(),
             known: HashMap::new(),
             losses: Losses::default(),
+            stops: Stops::default(),
             coverage: Coverage::default(),
             doubles: Doubles::default(),
             timeless: HashMap::new(),
@@ -225,7 +229,9 @@ impl Check {
             let header = &self.header;
             let Some((rule, state)) = self.rules.get_mut(index) else { continue };
             let comm = ret.comm.unwrap_or("<...>");
-            state.returned(&rule.kind, header, ret.timestamp, ret.frame, ret.duration_ns, || {
+            let until = header.nanoseconds(ret.timestamp);
+            let took = rule.kind.took(ret.duration_ns, |took| self.stops.within(until, took));
+            state.returned(&rule.kind, header, ret.timestamp, ret.frame, took, || {
                 let name = ret.function.symbol.map_or("?", |(name, _)| name);
                 let at = seconds(header.nanoseconds(ret.timestamp));
                 format!("{name}, returned at {at} on CPU {} by {comm}-{}", ret.vcpu, ret.pid)
@@ -271,6 +277,7 @@ impl Export for Check {
             Event::Loss(loss) => self.losses.lost(loss.vcpu, loss.count),
             Event::Mark(mark) => {
                 self.now = self.now.max(mark.ticks);
+                self.stops.add(&self.header, mark);
                 if mark.kind == MarkKind::Console && says_init(&mark.text) {
                     let at = seconds(self.header.nanoseconds(mark.ticks));
                     let text = format!("{:?} at {at}", mark.text);

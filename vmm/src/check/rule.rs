@@ -47,6 +47,17 @@ impl Rule {
 }
 
 impl Kind {
+    /// How long a call took, if that is known well enough: one that is too long only by a time in which the
+    /// guest stood still for vmtrace may not be.
+    pub(super) fn took(&self, took: Option<u64>, stopped: impl FnOnce(u64) -> u64) -> Option<u64> {
+        match self {
+            Self::Max { limit, .. } => {
+                took.filter(|&took| took <= *limit || took.saturating_sub(stopped(took)) > *limit)
+            }
+            _ => took,
+        }
+    }
+
     /// Whether a verdict stays, whatever other calls there were.
     pub(super) fn is_certain(&self, verdict: Verdict) -> bool {
         let pairs = (self, verdict);

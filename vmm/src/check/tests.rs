@@ -293,6 +293,15 @@ fn calls_take_no_longer_than_they_may() {
     assert_eq!(letters(&outcomes), "f");
     let detail = "1 call too long, 7.000 us: vfs_read, returned at 0.000017 s on CPU 0 by cat-7";
     assert_eq!(outcomes[0].detail, detail);
+    // The guest stood still for vmtrace: too long by that alone may be long enough, and is no verdict.
+    let stopped = |us: u64| {
+        let mut script = Script::new();
+        script.graph(10, Some(17), READ);
+        let (ticks, kind, duration_ns) = (16_000, MarkKind::Pause, us * 1000);
+        script.0.mark(&Mark { ticks, kind, duration_ns, text: "modules".into() }).unwrap();
+        check(&mut script)
+    };
+    assert_eq!((stopped(1), stopped(2)), ("f".to_owned(), "u".to_owned()));
     // Its end was not seen: it took no longer than to the end of the trace.
     assert_eq!(check(Script::new().graph(1, None, READ).call(1, 6, START)), "p");
     assert_eq!(check(Script::new().graph(1, None, READ).call(1, 7, START)), "u");

@@ -135,7 +135,8 @@ fn only_marks_of_other_functions_make_calls_doubtful() {
     assert!(timed(MarkKind::Filter, "module ext4 loaded: 7 of 9 functions"));
     assert!(timed(MarkKind::Filter, "module ext4 unloaded: 7 sites given back"));
     assert!(!timed(MarkKind::Filter, "the guest's ftrace is done: 3 sites, 1 shared"));
-    // What is missed in between the end of a pause tells.
+    // Nobody sees what comes in between.
+    assert!(!timed(MarkKind::Pause, "tracing paused: 3 sites given back"));
     assert!(!timed(MarkKind::Resume, "tracing resumed"));
 }
 

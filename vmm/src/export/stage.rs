@@ -33,8 +33,8 @@ fn changes(mark: &Mark) -> bool {
         | MarkKind::Events
         | MarkKind::Clock
         | MarkKind::User => false,
-        // What is missed while tracing is paused the mark of its end tells.
-        MarkKind::Pause => false,
+        // A guest that stops misses nothing, but where its user has paused the tracing.
+        MarkKind::Pause => mark.text.starts_with("tracing paused"),
         // Of functions of a module that comes or goes no call is open.
         MarkKind::Filter => !mark.text.starts_with("module "),
         _ => true,

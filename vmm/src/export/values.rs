@@ -187,7 +187,7 @@ pub(super) fn write_returned(out: &mut Vec<u8>, returned: &Returned<'_>) {
 }
 
 /// Addresses of the kernel, and not small negative numbers.
-const KERNEL: RangeInclusive<u64> = 0xffff_0000_0000_0000..=u64::MAX - 4095;
+const KERNEL: RangeInclusive<u64> = 0xff00_0000_0000_0000..=u64::MAX - 4095;
 
 pub(super) fn write_shown(out: &mut Vec<u8>, shown: &Shown<'_>) {
     match shown {
@@ -347,7 +347,7 @@ mod tests {
         // An address, whatever its type: `unsigned long ip`.
         let ip = Shown::Unsigned(0xffff_ffff_8100_1234);
         assert_eq!(text(&ip), "0xffffffff81001234");
-        assert_eq!(text(&Shown::Unsigned(0xfffe_ffff_ffff_ffff)), "18446462598732840959");
+        assert_eq!(text(&Shown::Unsigned(0xfeff_ffff_ffff_ffff)), "18374686479671623679");
         assert_eq!(text(&Shown::Pointer(0)), "0x0");
         assert_eq!(text(&Shown::Raw(vec![1, 2, 3])), "0x30201");
         assert_eq!(text(&Shown::Raw(vec![1; 9])), "01".repeat(9));

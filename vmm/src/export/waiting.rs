@@ -67,11 +67,13 @@ impl Waiting {
 
     /// There are other names from here on.
     pub(super) fn rename(&mut self) {
-        if mem::take(&mut self.named) == 0 {
-            return;
-        }
-        for part in &mut self.parts {
+        // They are the newest: all before were seen to when there were other names last.
+        for part in self.parts.iter_mut().rev() {
+            if self.named == 0 {
+                break;
+            }
             if let Part::Named(records) = part {
+                self.named -= 1;
                 let mut records = mem::take(records);
                 for held in &mut records {
                     (held.function_index, held.other_index) = (LATER, LATER);
@@ -79,6 +81,8 @@ impl Waiting {
                 *part = Part::Records(records);
             }
         }
+        // Others are gone.
+        self.named = 0;
     }
 
     /// What is no record is the last.

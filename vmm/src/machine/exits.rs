@@ -143,10 +143,10 @@ impl ExitLog {
             return;
         };
         if let Some((since, cause)) = open.take() {
+            observer.begins();
             // First the duration: what ends at the ticks and is so long is within the exit,
             // whatever comes between the two.
             let duration = since.elapsed();
-            observer.begins();
             let before = Instant::now();
             let ticks = clock();
             let read = (before, Instant::now());

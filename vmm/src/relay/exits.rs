@@ -97,6 +97,8 @@ pub struct ExitReader {
     waiting: VecDeque<Told>,
     /// Preemptions that may be part of an exit that is not over.
     undecided: Vec<(Instant, Instant)>,
+    /// When the vCPU was out of the guest last.
+    last_out: Option<(Instant, Instant)>,
     /// Of those dropped, so many were told or forgotten.
     known: u64,
     /// Of a flight recorder: no longer kept, and not told yet.
@@ -131,6 +133,7 @@ fn exit_log_of(room: usize) -> (ExitWriter, ExitReader) {
         queue,
         waiting: VecDeque::new(),
         undecided: Vec::new(),
+        last_out: None,
         known: 0,
         overwritten: 0,
         sums: Vec::new(),
@@ -216,7 +219,7 @@ impl ExitReader {
     fn take(&mut self, overwrites: bool, clock: &mut GuestClock) -> bool {
         let done = self.shared.done.load(Ordering::SeqCst);
         let settled = self.shared.begun.load(Ordering::SeqCst) == done;
-        let mut out = Vec::new();
+        let mut out: Vec<_> = self.last_out.into_iter().collect();
         let all = self.take_exits(overwrites, clock, &mut out);
         let mut preempted = mem::take(&mut self.undecided);
         if let Some(scheduler) = &mut *self.shared.scheduler() {
@@ -230,11 +233,17 @@ impl ExitReader {
         if !preempted.is_empty() {
             // An exit that is not open now, but was when one of these was, is in the queue by now.
             let open = self.shared.open();
-            self.take_exits(overwrites, clock, &mut out);
-            for one in preempted {
-                self.decide(one, open, &out, (overwrites, clock));
+            if self.take_exits(overwrites, clock, &mut out) {
+                for one in preempted {
+                    self.decide(one, open, &out, (overwrites, clock));
+                }
+            } else {
+                // There is no room for the exits that they may be in.
+                preempted.truncate(UNDECIDED);
+                self.undecided = preempted;
             }
         }
+        self.last_out = out.last().copied();
         settled && all
     }
 
@@ -283,7 +292,8 @@ impl ExitReader {
         out: &[(Instant, Instant)],
         (overwrites, clock): (bool, &GuestClock),
     ) {
-        if out.iter().any(|&(since, end)| (since..end).contains(&from)) {
+        let begun = out.partition_point(|&(since, _)| since <= from);
+        if begun.checked_sub(1).and_then(|last| out.get(last)).is_some_and(|&(_, end)| from < end) {
             return;
         }
         if open.is_some_and(|since| from >= since) {

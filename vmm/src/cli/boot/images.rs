@@ -199,7 +199,7 @@ pub(super) fn initrd(args: &Args, guest: HostArch, release: &str) -> Result<Vec<
         let modules = guest_modules(args, dir).inspect(|modules| {
             if let Some(other) = of_another_kernel(modules, release) {
                 say!(
-                    "vmtrace: warning: --modules {}: these are modules of Linux {other}, and the kernel is {release}: \
+                    "vmtrace: warning: {}: these are modules of Linux {other}, and the kernel is {release}: \
                      it refuses them (Exec format error), unless its versions of symbols (CONFIG_MODVERSIONS) are theirs",
                     dir.display()
                 );

@@ -451,7 +451,10 @@ pub fn run(mut args: Args) -> Result<u8> {
         };
         let all = names(&mut (0..kernel.sites().len()));
         let traced = tracing.present().flat_map(|(_, tracer)| tracer.sites.iter().copied());
-        let graphs = tracing.present().filter(|(_, tracer)| tracer.graph);
+        let tells = |tracer: &crate::session::Tracer| {
+            tracer.graph && tracer.histogram.is_none() && !tracer.counts
+        };
+        let graphs = tracing.present().filter(|(_, tracer)| tells(tracer));
         let timed = graphs.flat_map(|(_, tracer)| tracer.sites.iter().copied());
         rules.expect_functions(&all, &names(&mut { traced }), &names(&mut { timed }))?;
     }

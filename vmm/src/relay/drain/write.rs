@@ -3,7 +3,7 @@
 use super::Drain;
 use crate::relay::slides::Meanings;
 use crate::serve::Hub;
-use crate::stream::{EntryRecord, LossReason, RecordBuffer, Symbol, Writer};
+use crate::stream::{EntryRecord, ExitReason, LossReason, RecordBuffer, Symbol, Writer};
 use std::io;
 
 /// Which exits are written though no record follows them.
@@ -32,6 +32,7 @@ impl Drain {
         let cpu = u32::try_from(vcpu).unwrap_or(u32::MAX);
         // None come while this goes on.
         let has_exits = self.exits.waiting(vcpu) > 0;
+        let promised = self.marked.saturating_add(1);
         let last = match last {
             Last::None => 0,
             Last::Certain => self.exits.certain(vcpu),
@@ -47,8 +48,13 @@ impl Drain {
                     hand_over(&mut self.writer, cpu, &mut self.batch, &mut symbols)?;
                     self.writer.loss(cpu, dropped, LossReason::Exits)?;
                 }
-                let time = order.pass_at(exit.ticks);
-                earliest.get_or_insert(time);
+                // That of a preemption says nothing of the guest's clock.
+                let is_exact = exit.reason != ExitReason::Preempted;
+                let ticks = if is_exact { exit.ticks } else { exit.ticks.max(promised) };
+                let time = order.pass_at(ticks);
+                if is_exact {
+                    earliest.get_or_insert(time);
+                }
                 exit.write(&mut self.batch, time);
             }
             let Some(record) = record else { break };
