@@ -1,9 +1,10 @@
-//! What the state of a CPU is made of, read off code made by hand.
+//! What the state of a CPU is made of, and where it changes, read off code made by hand.
 
 mod builder;
 
 use builder::code::Code;
 use vmtrace_kernel::Kernel;
+use vmtrace_kernel::preemptirq::Switch;
 use vmtrace_kernel::{NeedResched, PreemptCount};
 
 // Without it `--context` and all latencies that need it are refused for Debian 11's kernels.
@@ -20,4 +21,20 @@ fn flags_of_kernels_before_5_12_are_known_too() {
     let kernel = Kernel::parse(code.image()).unwrap();
     assert_eq!(kernel.need_resched(), Some(NeedResched { eager: 3, lazy: None }));
     assert_eq!(kernel.preempt_count(), PreemptCount::Narrow);
+}
+
+// It was said that the kernel is built without something which it is built with.
+#[test]
+fn kernels_before_5_12_are_told_why_interrupts_cannot_be_traced() {
+    let told = |old: bool| {
+        let mut code = Code::new();
+        code.function("f").ret();
+        if old {
+            code.symbol("native_patch").ret();
+        }
+        let kernel = Kernel::parse(code.image()).unwrap();
+        kernel.switches().unwrap().check(Switch::IrqDisable).unwrap_err().to_string()
+    };
+    assert!(told(true).contains("newer kernels work"), "{}", told(true));
+    assert!(told(false).contains("CONFIG_PARAVIRT_XXL"), "{}", told(false));
 }
