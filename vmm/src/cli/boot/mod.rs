@@ -440,6 +440,7 @@ pub fn run(mut args: Args) -> Result<u8> {
     // What is wrong with the kernel or the filters is said before anything boots.
     let kernel = Arc::new(super::inspect::open(&image, args.system_map.as_deref())?);
     kernel.check_traceable().with_context(|| image.display().to_string())?;
+    images::check_cmdline(&args.cmdline, kernel.arch())?;
     args.modules = images::modules(&args, &image, kernel.release())?;
     args.device_modules = images::device_modules(&args, &image, kernel.release());
     args.trace_latency(&kernel);
