@@ -15,7 +15,6 @@ pub mod inspect;
 mod life;
 mod losses;
 mod module_files;
-mod output;
 mod pages;
 pub mod report;
 pub mod run;
