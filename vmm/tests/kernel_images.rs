@@ -475,6 +475,19 @@ fn functions_that_are_not_there_are_an_error_that_tells_near_ones() {
     }
 }
 
+// What works for `boot` is expected here, too; "auto" was looked for as a directory.
+#[test]
+fn modules_of_an_image_are_found_for_its_lists() {
+    for (command, glob, first) in
+        [("functions", &["-f", ":mod:vsock"][..], "vsock"), ("events", &[":mod:vsock"], "vsock:")]
+    {
+        let args = [&[command, "--modules", "auto"], glob].concat();
+        let found = vmtrace(&args, &image("x86_64-6.12")).assert().success();
+        let text = String::from_utf8(found.get_output().stdout.clone()).unwrap();
+        assert!(text.starts_with(first) && text.contains(" [vsock]\t"), "{command}: {text}");
+    }
+}
+
 // A script must be able to tell a slip in its own command line from a run that failed.
 #[test]
 fn wrong_names_in_conditions_and_histograms_are_usage() {

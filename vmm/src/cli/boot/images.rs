@@ -81,21 +81,35 @@ pub(super) fn modules(args: &Args, image: &Path, release: &str) -> Result<Option
         None if args.kernel.is_none() && args.initrd.is_none() => false,
         None => return Ok(None),
     };
-    let places = module_places(Path::new("/"), image, release);
-    let found = places.iter().find(|dir| dir.join("modules.dep").is_file());
-    match found {
-        Some(dir) => say!("vmtrace: modules: {}", dir.display()),
-        None if auto => {
-            let places: Vec<_> = places.iter().map(|dir| dir.display().to_string()).collect();
-            bail!(
-                "--modules auto: none of these has modules (modules.dep) of {release}: {}; name the \
-                 directory: --modules DIR",
-                places.join(", ")
-            )
-        }
-        None => {}
+    let found = match found_modules(image, release) {
+        Err(error) if auto => return Err(error),
+        found => found.ok(),
+    };
+    if let Some(dir) = &found {
+        say!("vmtrace: modules: {}", dir.display());
     }
-    Ok(found.cloned())
+    Ok(found)
+}
+
+/// The directory that `--modules` names, or finds as `auto`.
+///
+/// # Errors
+/// When `auto` finds none.
+pub(in crate::cli) fn modules_in(dir: PathBuf, image: &Path, release: &str) -> Result<PathBuf> {
+    if dir == Path::new(AUTO) { found_modules(image, release) } else { Ok(dir) }
+}
+
+/// Where modules of this kernel are.
+fn found_modules(image: &Path, release: &str) -> Result<PathBuf> {
+    let places = module_places(Path::new("/"), image, release);
+    places.iter().find(|dir| dir.join("modules.dep").is_file()).cloned().ok_or_else(|| {
+        let places: Vec<_> = places.iter().map(|dir| dir.display().to_string()).collect();
+        anyhow!(
+            "--modules auto: none of these has modules (modules.dep) of {release}: {}; name the \
+             directory: --modules DIR",
+            places.join(", ")
+        )
+    })
 }
 
 /// And for shares: what they need comes first, as dependencies.

@@ -38,6 +38,7 @@ use crate::stream::Compression;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use conversion::Conversion;
+pub(super) use images::modules_in;
 use reports::Reports;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
