@@ -168,6 +168,10 @@ impl Controller {
             // The relay knows all the others.
             words.extend(attachment.stubs(ram, &self.kernel, &rest)?.into_iter().flatten());
             (wanted.sites, wanted.exits) = (sites, exits);
+            if self.tracing.is_limited() {
+                // Its sites were left out until now.
+                told = plan.recorded();
+            }
         } else {
             told = plan.recorded();
             wanted.sites = with_programs(&plan.sites, &programs);
@@ -228,6 +232,9 @@ impl Controller {
         let ram = machine.ram();
         let held_back = self.held_back.then(|| self.plan_untraced());
         let plan = held_back.as_ref().unwrap_or(plan);
+        let limited = !attachment.is_settled() && self.tracing.is_limited();
+        let before = limited.then(|| plan.without_nested());
+        let plan = before.as_ref().unwrap_or(plan);
         let ahead = if attachment.is_settled() { self.ahead.take() } else { None };
         let ahead = ahead.filter(|ahead| std::ptr::eq(&*ahead.plan, plan));
         let ahead = ahead.and_then(|ahead| ahead.places);

@@ -516,6 +516,7 @@ impl Controller {
         for tracer in self.tracing.tracers.iter_mut().flatten() {
             matched.extend(tracer.sites.iter().copied().filter(is_gone));
             tracer.sites.retain(|site| !is_gone(site));
+            tracer.limits.retain(|site| !is_gone(site));
         }
         // Those that wait for more calls go on with the next module of this name.
         for trigger in &mut self.tracing.triggers {

@@ -152,7 +152,7 @@ fn poisons_pages(guest: &dyn Guest, kernel: &Kernel, image: &Image) -> bool {
 }
 
 /// Where a task has the address of its stack, and `THREAD_SIZE`.
-fn stack(kernel: &Kernel) -> Option<(u64, u64)> {
+pub(super) fn stack(kernel: &Kernel) -> Option<(u64, u64)> {
     const SIZES: std::ops::RangeInclusive<u64> = 4 << 10..=64 << 10;
     let symbols = kernel.symbols();
     let bounds =

@@ -26,7 +26,7 @@ impl Counters {
     }
 }
 
-fn clear(memory: &VolatileSlice<'_>, range: Range<u64>) -> Result<(), TraceError> {
+pub(super) fn clear(memory: &VolatileSlice<'_>, range: Range<u64>) -> Result<(), TraceError> {
     const LEN: usize = 4096;
     let (mut page, mut at) = ([0; LEN], range.start);
     while at < range.end {
