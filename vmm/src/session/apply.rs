@@ -218,6 +218,12 @@ impl Controller {
         Ok(wanted)
     }
 
+    /// What can be done of a plan while ends are not seen yet, if that is not all.
+    pub(super) fn without_unseen(&self, attachment: &Attachment, plan: &Plan) -> Option<Plan> {
+        let limited = !attachment.is_settled() && self.tracing.is_limited();
+        limited.then(|| plan.without_nested())
+    }
+
     /// Takes the sites and exits of a plan.
     pub(super) fn enable(
         &mut self,
@@ -232,8 +238,7 @@ impl Controller {
         let ram = machine.ram();
         let held_back = self.held_back.then(|| self.plan_untraced());
         let plan = held_back.as_ref().unwrap_or(plan);
-        let limited = !attachment.is_settled() && self.tracing.is_limited();
-        let before = limited.then(|| plan.without_nested());
+        let before = self.without_unseen(attachment, plan);
         let plan = before.as_ref().unwrap_or(plan);
         let ahead = if attachment.is_settled() { self.ahead.take() } else { None };
         let ahead = ahead.filter(|ahead| std::ptr::eq(&*ahead.plan, plan));

@@ -16,6 +16,7 @@ use crate::serve::{Answer, Control, ControlRequest, Globs, HistogramSpec, Tracer
 use crate::stream::MarkKind;
 use crate::tracer::Keeper;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Names of functions that an answer shows.
@@ -151,9 +152,8 @@ impl Controller {
             values_of(&self.kernel, &known, &sites, &wanted).map_err(|error| error.to_string())?;
         notes.extend(more);
         let globs = limits.globs(globs);
-        limits.endless.clear();
         if limits.is_limited() {
-            limits.learn_of(&self.known(machine, &sites), &sites);
+            limits.learn_anew(&self.known(machine, &sites), &sites);
         }
         let text = match &condition {
             Some(condition) => format!("{text}{limits} if {}", condition.source),
@@ -406,6 +406,7 @@ impl Controller {
             self.tell_unseen(&attachment);
         }
         let plan = self.planned_now();
+        let plan = self.without_unseen(&attachment, &plan).map_or(plan, Arc::new);
         // The guest still runs: what cannot be is found out before anything is touched.
         let paused = self.prepare(ram, &mut attachment, &plan).map_err(|error| error.to_string());
         let paused = paused

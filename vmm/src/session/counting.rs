@@ -69,7 +69,7 @@ impl Plan {
         let parts = self.duties.iter().flat_map(|duty| &duty.parts);
         let begins = |part: &&Part| {
             let begins = matches!(part.counts, Some(Tally::Open(_) | Tally::Begin(_)));
-            begins && part.condition.is_some()
+            begins && part.condition.is_some() || part.nested.is_some()
         };
         parts.filter(begins).map(Part::keeper).collect()
     }

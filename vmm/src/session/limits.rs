@@ -60,20 +60,34 @@ impl Limits {
         Globs { filter, notrace }
     }
 
-    /// Learns whose ends are not all seen of the functions at these sites.
+    /// Learns whose ends are not all seen of the functions at these sites, which are all that the tracer has. Roots that
+    /// are not among them were left out for that, or for a condition on how calls end.
     pub fn learn(&mut self, kernel: &Kernel, sites: &[usize]) {
-        self.learn_of(kernel, sites);
+        self.learn_anew(kernel, sites);
     }
 
-    pub(super) fn learn_of(&mut self, known: &dyn Known, sites: &[usize]) {
-        if self.is_limited() {
-            self.endless.extend(sites.iter().filter(|&&site| known.leaves(site).is_err()));
-            self.endless.sort_unstable();
-            self.endless.dedup();
+    pub(super) fn learn_anew(&mut self, known: &dyn Known, sites: &[usize]) {
+        self.endless.clear();
+        let roots = self.roots.as_mut().map(|roots| std::mem::take(&mut roots.sites));
+        self.learn_more(known, sites, roots.unwrap_or_default());
+    }
+
+    /// The same of functions beside those that are known, with these roots among them.
+    pub(super) fn learn_more(&mut self, known: &dyn Known, sites: &[usize], roots: Vec<usize>) {
+        if !self.is_limited() {
+            return;
+        }
+        self.endless.extend(sites.iter().filter(|&&site| known.leaves(site).is_err()));
+        self.endless.extend(roots.iter().filter(|site| sites.binary_search(site).is_err()));
+        self.endless.sort_unstable();
+        self.endless.dedup();
+        if let Some(known) = &mut self.roots {
+            known.sites.extend(roots);
+            known.sites.sort_unstable();
         }
     }
 
-    /// Roots in which nothing is recorded, since their ends are not all seen.
+    /// Roots in which nothing is recorded, since their ends are not all seen, or not looked at.
     #[must_use]
     pub fn endless_roots(&self) -> Vec<usize> {
         let roots = self.roots.iter().flat_map(|roots| &roots.sites).copied();

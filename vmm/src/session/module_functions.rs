@@ -83,12 +83,8 @@ impl Controller {
                 Arc::make_mut(results).extend(values.results.iter().map(owned));
             }
             notes.extend(more.into_iter().map(|note| (tracer.name.clone(), note)));
-            tracer.limits.learn_of(known, &own);
-            if let Some(roots) = &mut tracer.limits.roots {
-                let of_module = selected(&roots.globs).into_iter();
-                roots.sites.extend(of_module.filter(|site| own.binary_search(site).is_ok()));
-                roots.sites.sort_unstable();
-            }
+            let roots = tracer.limits.roots.as_ref().map(|roots| selected(&roots.globs));
+            tracer.limits.learn_more(known, &own, roots.unwrap_or_default());
             all.extend_from_slice(&own);
             tracer.sites.extend(own);
             tracer.sites.sort_unstable();

@@ -149,7 +149,8 @@ pub struct Args {
     #[arg(long, help_heading = headings::TRACE)]
     pub graph: bool,
     /// With --graph: record only calls of these functions, and what is called in them. The guest decides before
-    /// anything is written. The functions are traced whether -f names them or not; may be repeated
+    /// anything is written. The functions are traced whether -f names them or not, unless -n does; a
+    /// condition (--if, --comm) has to hold for them, too. May be repeated
     #[arg(long, value_name = "GLOB", requires = "graph", help_heading = headings::TRACE)]
     pub graph_root: Vec<String>,
     /// With --graph: record calls to this depth, of those of -f, or below --graph-root: 1 is the outermost. The guest

@@ -70,8 +70,11 @@ impl Args {
             unmatched.extend(selection.unmatched);
             unmatched_notrace.extend(selection.unmatched_notrace);
             // As events do.
-            let waits =
-                filter.iter().filter_map(|glob| Some((glob, Functions::of(glob).module()?)));
+            let roots = limits.roots.iter().flat_map(|roots| &roots.globs.filter);
+            let waits = filter
+                .iter()
+                .chain(roots)
+                .filter_map(|glob| Some((glob, Functions::of(glob).module()?)));
             notes.extend(waits.map(|(glob, module)| format!("{glob} waits for module {module}")));
             let mut sites = limits.with_roots(selection.sites);
             let used = Use::of(
@@ -313,7 +316,7 @@ fn endless(kernel: &Kernel, limits: &Limits) -> Option<String> {
     let site = kernel.sites().get(*sites.first()?)?;
     let name = kernel.site_name(site).unwrap_or("?");
     Some(format!(
-        "--graph-root: what {} functions call is not recorded: their ends are not all seen (such as {name})",
+        "--graph-root: what {} functions call is not recorded: their ends are not all seen, or cannot be compared with the condition (such as {name})",
         sites.len()
     ))
 }

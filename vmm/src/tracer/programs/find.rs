@@ -65,7 +65,7 @@ impl Find for Tables<'_> {
 
     fn nesting(&self, keeper: Keeper, Nested { depth, call }: Nested) -> Option<Nesting> {
         let address = self.counters.nests(keeper, depth)?;
-        let stack = readable::stack(self.kernel).map_or(USUAL_STACK, |(_, size)| size);
+        let stack = readable::stack_size(self.kernel).unwrap_or(USUAL_STACK);
         let stack_bits = u8::try_from(stack.trailing_zeros()).ok()?;
         Some(Nesting { address, stack_bits, depth, call })
     }
