@@ -1,7 +1,5 @@
 //! Nested calls: the layout of what tells how deep a call is, by kernel stack.
 
-use crate::program::{Point, ProgramError};
-
 /// What errors call the table of [`Nesting`].
 pub(crate) const NESTS: &str = "the table of nested calls";
 
@@ -51,6 +49,21 @@ pub enum Call {
     GoesOn,
     /// One that may be left so: only the first level stays.
     MayGoOn,
+    /// The first one of a new task, which nothing is done of: who had its stack may have ended in calls that are open for
+    /// ever.
+    Fresh,
+}
+
+impl Call {
+    /// Whether it begins the first level.
+    pub(crate) const fn is_root(self) -> bool {
+        matches!(self, Self::Root { .. } | Self::Endless { root: true })
+    }
+
+    /// By how much its level is below its stack pointer.
+    pub(crate) const fn less(self) -> u8 {
+        matches!(self, Self::Endless { .. }) as u8
+    }
 }
 
 impl Nesting {
@@ -82,33 +95,6 @@ impl Nesting {
     /// Bytes of a stack.
     pub(crate) fn stack(self) -> i32 {
         1 << self.stack_bits.min(20)
-    }
-
-    pub(crate) fn check(self, point: Point) -> Result<(), ProgramError> {
-        let refused = |what| Err(ProgramError::Nesting(what, point));
-        if !(12..=20).contains(&self.stack_bits) {
-            return refused("knows stacks of 4 KiB to 1 MiB");
-        }
-        if !(1..=Self::MAX_DEPTH).contains(&self.levels()) {
-            return refused("has 1 to 16 levels");
-        }
-        if !self.address.is_multiple_of(4096) {
-            return refused("needs a table at a multiple of 4096");
-        }
-        let is_there = match self.call {
-            Call::Root { .. } | Call::Inner | Call::Endless { .. } => point == Point::Entry,
-            Call::Ends => point != Point::Entry,
-            Call::GoesOn | Call::MayGoOn => point == Point::Tail,
-        };
-        if !is_there {
-            return refused("is for calls that do other things there");
-        }
-        let end = self.address.wrapping_add(Self::size(self.depth));
-        let reached = |address: u64| i32::try_from(address.cast_signed()).is_ok();
-        if !reached(self.address) || !reached(end) || end < self.address {
-            return Err(ProgramError::Range(NESTS, self.address));
-        }
-        Ok(())
     }
 }
 

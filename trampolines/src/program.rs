@@ -4,7 +4,7 @@ use crate::callers::{CALLERS, Callers};
 use crate::condition::{Condition, Operand, Test, extended};
 use crate::histogram::{Calls, Ended, OPEN, Sorted};
 use crate::layout::{COMMON_SIZE, Info, MAX_RECORD};
-use crate::nesting::Nesting;
+use crate::nesting::{Call, NESTS, Nesting};
 
 /// What happens when a ring is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -238,6 +238,8 @@ pub enum Counts {
         /// `a7`, in `t1`).
         trap: &'static [u8],
     },
+    /// Nothing: what its [nesting](Program::nesting) says is all.
+    Nothing,
     /// Nothing: a task is to be [followed](crate::family) or not, the first argument or the one that runs.
     Follow {
         /// Whether it is the one that runs.
@@ -265,6 +267,7 @@ impl Counts {
             Self::Down { .. } => true,
             Self::Up(_)
             | Self::ByCaller(_)
+            | Self::Nothing
             | Self::Follow { .. }
             | Self::Sort(..)
             | Self::Begin(..) => point == Point::Entry,
@@ -300,39 +303,67 @@ impl Counts {
             Self::Down { counter, .. } if !counter.is_multiple_of(8) => {
                 Err(ProgramError::Counts("needs a counter at a multiple of 8"))
             }
-            Self::Down { .. } | Self::Follow { .. } => Ok(()),
+            Self::Down { .. } | Self::Follow { .. } | Self::Nothing => Ok(()),
         }
     }
 }
 
-fn check_calls(Calls { address }: Calls) -> Result<(), ProgramError> {
-    let end = address.wrapping_add(Calls::SIZE);
+/// Whether instructions can have a table of so many bytes, which begins at a multiple.
+pub(crate) fn check_table(
+    what: &'static str,
+    address: u64,
+    size: u64,
+    multiple: u64,
+) -> Result<(), ProgramError> {
+    let end = address.wrapping_add(size);
     let reached = |address: u64| i32::try_from(address.cast_signed()).is_ok();
     if !reached(address) || !reached(end) || end < address {
-        return Err(ProgramError::Range(OPEN, address));
+        return Err(ProgramError::Range(what, address));
     }
-    if !address.is_multiple_of(64) {
-        return Err(ProgramError::Counts("needs open calls at a multiple of 64"));
+    if !address.is_multiple_of(multiple) {
+        return Err(ProgramError::Table(what, multiple));
     }
     Ok(())
 }
 
+fn check_calls(Calls { address }: Calls) -> Result<(), ProgramError> {
+    check_table(OPEN, address, Calls::SIZE, 64)
+}
+
 fn check_callers(Callers { address, stride }: Callers) -> Result<(), ProgramError> {
-    let end = address.wrapping_add(Callers::SIZE);
-    let reached = |address: u64| i32::try_from(address.cast_signed()).is_ok();
-    if !reached(address) || !reached(end) || end < address {
-        return Err(ProgramError::Range(CALLERS, address));
-    }
+    check_table(CALLERS, address, Callers::SIZE, 64)?;
     if i32::try_from(stride).is_err() {
         return Err(ProgramError::Range("the size of a table of callers", stride));
-    }
-    if !address.is_multiple_of(64) {
-        return Err(ProgramError::Counts("needs callers at a multiple of 64"));
     }
     if !stride.is_multiple_of(4096) || (1..Callers::SIZE).contains(&stride) {
         return Err(ProgramError::Counts("needs whole tables of callers"));
     }
     Ok(())
+}
+
+fn check_nesting(nesting: Nesting, program: &Program) -> Result<(), ProgramError> {
+    let point = program.point;
+    let refused = |what| Err(ProgramError::Nesting(what, point));
+    if !(12..=20).contains(&nesting.stack_bits) {
+        return refused("knows stacks of 4 KiB to 1 MiB");
+    }
+    if !(1..=Nesting::MAX_DEPTH).contains(&nesting.levels()) {
+        return refused("has 1 to 16 levels");
+    }
+    if (nesting.call == Call::Fresh) != (program.counts == Some(Counts::Nothing)) {
+        return refused("does nothing else at the first call of a task");
+    }
+    let is_there = match nesting.call {
+        Call::Root { .. } | Call::Inner | Call::Endless { .. } | Call::Fresh => {
+            point == Point::Entry
+        }
+        Call::Ends => point != Point::Entry,
+        Call::GoesOn | Call::MayGoOn => point == Point::Tail,
+    };
+    if !is_there {
+        return refused("is for calls that do other things there");
+    }
+    check_table(NESTS, nesting.address, Nesting::size(nesting.depth), 4096)
 }
 
 fn check_integer(bytes: u8) -> Result<(), ProgramError> {
@@ -389,6 +420,9 @@ pub enum ProgramError {
     /// How deep a call is cannot be known like that.
     #[error("a program that knows how deep calls are {0} (at {1:?})")]
     Nesting(&'static str, Point),
+    /// Programs know other places of it.
+    #[error("{0} cannot begin but at a multiple of {1}")]
+    Table(&'static str, u64),
     /// What counts cannot be like that.
     #[error("a program that counts {0}")]
     Counts(&'static str),
@@ -434,6 +468,19 @@ impl Program {
             }
             Overflow::Overwrite => Info::new(self.size(), self.number, self.tracers, 0),
         }
+    }
+
+    /// Whether it looks how its calls are nested before it looks at its condition. Levels are given back whatever else is
+    /// asked for, and a root begins although nothing is to be recorded of it itself: what holds of it need not hold of
+    /// what it calls, unless that is about their task.
+    pub(crate) fn nests_first(&self) -> bool {
+        let of_task = |test: &Test| match test {
+            Test::Number { operand, .. } => matches!(operand, Operand::Task(_)),
+            Test::Bytes { .. } | Test::Followed { .. } => true,
+            Test::Caller { .. } => false,
+        };
+        self.point != Point::Entry
+            || self.condition.as_ref().is_some_and(|it| !it.tests().all(of_task))
     }
 
     /// Whether its point can have a condition.
@@ -500,7 +547,7 @@ impl Program {
             self.check_condition(condition)?;
         }
         if let Some(nesting) = self.nesting {
-            nesting.check(self.point)?;
+            check_nesting(nesting, self)?;
         }
         for (index, &field) in self.fields.iter().enumerate() {
             let known = match field {

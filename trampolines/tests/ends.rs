@@ -347,11 +347,12 @@ fn ends_that_cannot_be_are_refused() {
     for (point, counts, since) in [
         (Point::Entry, None, since),
         (Point::Return, untold, since),
-        (Point::Return, None, Some(Calls { address: 0x10008 })),
         (Point::Tail, since.map(|calls| Counts::Begin(None, calls)), None),
     ] {
         assert!(matches!(check(point, &[], counts, since), Err(ProgramError::Counts(_))));
     }
+    let odd = Some(Calls { address: 0x10008 });
+    assert!(matches!(check(Point::Return, &[], None, odd), Err(ProgramError::Table(_, 64))));
     let down = Counts::Down { number: 0, counter: 0x1000, trap: &[] };
     assert_eq!(check(Point::Tail, &[], Some(down), since), Ok(()));
     assert!(matches!(check(Point::Entry, &[], Some(down), since), Err(ProgramError::Counts(_))));

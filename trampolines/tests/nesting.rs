@@ -3,11 +3,12 @@
 mod common;
 
 use common::arch::{ADDRESSINGS, Addressing, stack_bias};
-use common::{FakeGuest, Random, entry_program, words};
+use common::{FakeGuest, NAME, Random, entry_program, words};
 use core::sync::atomic::{AtomicU64, Ordering};
+use vmtrace_trampolines::condition::{Operand, Relation, Test};
 use vmtrace_trampolines::histogram::Calls;
 use vmtrace_trampolines::nesting::{Call, Nesting};
-use vmtrace_trampolines::{Counts, Field, Overflow, Point, Program, ProgramError};
+use vmtrace_trampolines::{Condition, Counts, Field, Overflow, Point, Program, ProgramError};
 
 const STACK_BITS: u8 = 14;
 const STACK: u64 = 1 << STACK_BITS;
@@ -243,6 +244,95 @@ fn only_calls_that_are_nested_keep_their_beginnings() {
     }
 }
 
+// A root of which nothing is to be recorded itself would hide all that it calls; one of another task must not be open for
+// what that task does later, under another name.
+#[test]
+fn a_root_begins_although_its_condition_does_not_hold_unless_that_is_on_the_task() {
+    let mut random = Random(3);
+    let of =
+        |operand| Condition::Test(Test::Number { operand, relation: Relation::Less, value: 0 });
+    let argument = of(Operand::Argument { number: 0, bytes: 4, signed: false });
+    let task = Operand::Task(NAME.0);
+    let task =
+        Condition::Test(Test::Number { operand: task, relation: Relation::Equal, value: 77 });
+    for addressing in ADDRESSINGS {
+        let both = Condition::All(vec![task.clone(), argument.clone()]);
+        let cases = [(&argument, true), (&task, false), (&both, true)];
+        let (start, _) = words(Calls::SIZE / 8 + 8);
+        let kept = Counts::Begin(None, Calls { address: start.next_multiple_of(64) });
+        for ((condition, begins), counts) in
+            cases.into_iter().flat_map(|case| [(case, None), (case, Some(kept))])
+        {
+            let mut nested = Nested::new(addressing, None);
+            let call = Call::Root { again: true };
+            let (address, depth) = (nested.address, None);
+            let nesting = Some(Nesting { address, stack_bits: STACK_BITS, depth, call });
+            let condition = Some(condition.clone());
+            let program = Program { condition, counts, nesting, ..entry_program() };
+            let program = nested.guest.add(&program, addressing, None);
+            nested.guest.call_from(0, program);
+            nested.guest.set_current(0, 1);
+            nested.guest.call(0, Point::Entry, &mut random, &[]);
+            let mut tail = nested.guest.ring(0).start();
+            nested.guest.drain(0, &mut tail, |_| panic!("it does not hold"));
+            let open = nested.table[nested.first + 8..].iter();
+            let open = open.filter(|word| word.load(Ordering::Relaxed) != 0).count();
+            assert_eq!(open, usize::from(begins), "{counts:?}");
+        }
+    }
+}
+
+// What a dead task has left open is recorded of all that the next one with its stack does.
+#[test]
+fn a_new_task_begins_with_nothing_open() {
+    let mut random = Random(11);
+    for addressing in ADDRESSINGS {
+        for depth in [None, Some(1), Some(5)] {
+            let mut nested = Nested::new(addressing, depth);
+            let nesting = |call| {
+                Some(Nesting { address: nested.address, stack_bits: STACK_BITS, depth, call })
+            };
+            let counts = Some(Counts::Nothing);
+            let root = Program { fields: vec![Field::Stack], ..entry_program() };
+            let programs = [
+                Program { nesting: nesting(Call::Root { again: true }), ..root },
+                Program { counts, nesting: nesting(Call::Fresh), ..entry_program() },
+            ];
+            let [root, fresh] = programs.map(|it| nested.guest.add(&it, addressing, None));
+            nested.guest.call_from(0, root);
+            nested.guest.call_from(1, fresh);
+            nested.guest.set_current(0, 1);
+            let mut tail = nested.guest.ring(0).start();
+            nested.guest.call(0, Point::Entry, &mut random, &[]);
+            let mut sp = None;
+            let of = |sp: u64| sp.wrapping_add(stack_bias(Point::Entry));
+            nested.guest.drain(0, &mut tail, |record| sp = Some(of(record.fields[0])));
+            let row = nested.row(sp.unwrap(), depth);
+            let levels = row.len();
+            for (off, stays) in [
+                (0, false),
+                (8, false),
+                (STACK - 8, false),
+                (8_u64.wrapping_neg(), false),
+                ((STACK - 8).wrapping_neg(), false),
+                (STACK, true),
+                (STACK << 15, true),
+            ] {
+                let first = sp.unwrap().wrapping_add(off);
+                let mut open = vec![first; levels];
+                row.iter().zip(&open).for_each(|(word, &call)| word.store(call, Ordering::Relaxed));
+                nested.guest.call(1, Point::Entry, &mut random, &[]);
+                if !stays {
+                    open.fill(0);
+                }
+                let after: Vec<_> = row.iter().map(|word| word.load(Ordering::Relaxed)).collect();
+                assert_eq!(after, open, "{off:#x}");
+            }
+            nested.guest.drain(0, &mut tail, |_| panic!("it is no record"));
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_is_refused() {
     let check = |point, nesting| Program { point, nesting, ..entry_program() }.check();
@@ -253,11 +343,11 @@ fn what_cannot_be_is_refused() {
         (Point::Return, good),
         (Point::Return, Nesting { call: Call::GoesOn, ..good }),
         (Point::Entry, Nesting { call: Call::Ends, ..good }),
+        (Point::Entry, Nesting { call: Call::Fresh, ..good }),
         (Point::Entry, Nesting { depth: Some(17), ..good }),
         (Point::Entry, Nesting { depth: Some(0), ..good }),
         (Point::Entry, Nesting { stack_bits: 11, ..good }),
         (Point::Entry, Nesting { stack_bits: 21, ..good }),
-        (Point::Entry, Nesting { address: 0x4040, ..good }),
     ];
     let end = Nesting { call: Call::Ends, ..good };
     assert_eq!(check(Point::Return, Some(end)), Ok(()));
@@ -266,6 +356,8 @@ fn what_cannot_be_is_refused() {
         let error = check(point, Some(nesting)).unwrap_err();
         assert!(matches!(error, ProgramError::Nesting(..)), "{nesting:?} {error}");
     }
+    let error = check(Point::Entry, Some(Nesting { address: 0x4040, ..good })).unwrap_err();
+    assert!(matches!(error, ProgramError::Table(_, 4096)), "{error}");
     for address in [0x7fff_f000, 1 << 40, 0u64.wrapping_sub(4096)] {
         let nesting = Some(Nesting { address, ..good });
         let error = check(Point::Entry, nesting).unwrap_err();

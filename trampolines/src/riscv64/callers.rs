@@ -5,12 +5,11 @@
 
 use super::Values;
 use super::condition::constant;
-use super::operands::{Assembler, load_word, parts};
+use super::operands::numbers::{T2, T3, T4, T6};
+use super::operands::{Assembler, Word, load_word, parts, take};
 use crate::callers::{CALLERS, Callers, SPREAD};
 use crate::program::ProgramError;
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
-
-const T3: u8 = 28;
 
 /// Counts a call, with the address that tells the site in `t0` and the caller's in `ra`; goes on at `leave` if it has
 /// no place. `t2` to `t6` are lost.
@@ -52,7 +51,7 @@ pub(super) fn count(
         ; addi t3, t3, places
     );
     for place in 0..Callers::TRIED {
-        let [again, other, taken] = [(); 3].map(|()| ops.new_dynamic_label());
+        let other = ops.new_dynamic_label();
         if place > 0 {
             dynasm!(ops; .arch riscv64; addi t3, t3, size);
         }
@@ -61,18 +60,10 @@ pub(super) fn count(
             ; beq t4, t2, =>found
             // One that is another's needs no reservation.
             ; bnez t4, =>other
-            ; =>again
-            ; lr.d t4, [t3]
-            ; bnez t4, =>taken
-            ; sc.d t6, t2, [t3]
-            ; bnez t6, =>again
-            ; j =>found
-            // At this moment, perhaps for this pair.
-            ; =>taken
-            ; sc.d t6, t4, [t3]
-            ; beq t4, t2, =>found
-            ; =>other
         );
+        take(ops, &Word { at: T3, own: T2, found: T4, spare: T6 }, found);
+        // Another has taken it at this moment, perhaps for this pair.
+        dynasm!(ops; .arch riscv64; beq t4, t2, =>found; =>other);
     }
     let calls = small(Callers::CALLS);
     dynasm!(ops; .arch riscv64; .feature A

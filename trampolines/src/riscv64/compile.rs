@@ -52,14 +52,13 @@ pub fn compile(
         dynasm!(ops; .arch riscv64; j =>leave; =>record);
         Ok::<_, ProgramError>(())
     };
-    // Levels are given back whatever else is asked for.
-    if !returns {
+    if !program.nests_first() {
         test(&mut ops)?;
     }
     if let Some(nesting) = program.nesting {
         nested(&mut ops, program.point, nesting, leave)?;
     }
-    if returns {
+    if program.nests_first() {
         test(&mut ops)?;
     }
     if let Some(calls) = program.since {

@@ -2,17 +2,13 @@
 
 use super::Values;
 use super::encode::split;
+use super::operands::numbers::{A0, T3, T4, T5};
 use super::operands::{Assembler, DURATION, argument, load_word, parts};
 use crate::branch::{Branches, Way};
 use crate::condition::{Operand, Relation, Test, extended};
 use crate::family::{FAMILY, PID_BITS};
 use crate::program::ProgramError;
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
-
-const A0: u8 = 10;
-const T3: u8 = 28;
-const T4: u8 = 29;
-const T5: u8 = 30;
 
 /// Loads a constant by as few instructions as usual ones take.
 pub(super) fn constant(ops: &mut Assembler, register: u8, value: i64) {

@@ -22,19 +22,24 @@ pub(super) fn count(
 ) -> Result<Code, ProgramError> {
     let mut ops = Assembler::new(0);
     let (point, leave) = (program.point, ops.new_dynamic_label());
-    let test = |ops: &mut Assembler| match (&program.condition, program.since) {
-        // Unlike a record, this is so short that a branch reaches its end.
-        (Some(condition), None) => branch(&mut Tests { ops, values }, condition, (leave, false)),
-        _ => Ok(()),
+    let test = |ops: &mut Assembler| {
+        let (Some(condition), None) = (&program.condition, program.since) else { return Ok(()) };
+        // Unlike a record, what counts is so short that a branch reaches its end, but for what looks at levels.
+        if program.nesting.is_none() {
+            return branch(&mut Tests { ops, values }, condition, (leave, false));
+        }
+        let meant = ops.new_dynamic_label();
+        branch(&mut Tests { ops: &mut *ops, values }, condition, (meant, true))?;
+        dynasm!(ops; .arch riscv64; j =>leave; =>meant);
+        Ok(())
     };
-    // Levels are given back whatever else is asked for.
-    if point == Point::Entry {
+    if !program.nests_first() {
         test(&mut ops)?;
     }
     if let Some(nesting) = program.nesting {
         nested(&mut ops, point, nesting, leave)?;
     }
-    if point != Point::Entry {
+    if program.nests_first() {
         test(&mut ops)?;
     }
     if let Some(calls) = program.since {
@@ -56,6 +61,7 @@ pub(super) fn count(
         Counts::Down { counter, trap, .. } => {
             Some(count_down(&mut ops, (counter, trap), point, leave)?)
         }
+        Counts::Nothing => None,
         Counts::Follow { own, pid, inside } => {
             follow(&mut ops, (own, pid, inside), values)?;
             None

@@ -1,7 +1,8 @@
 //! Compiles how deep a call is nested. There are no tail calls: a function that goes on in another one ends where that
 //! does.
 
-use super::operands::{Assembler, parts};
+use super::operands::numbers::{T2, T3, T4, T5};
+use super::operands::{Assembler, Word, parts, take};
 use crate::nesting::{Call, NESTS, Nesting};
 use crate::program::{Point, ProgramError};
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
@@ -17,6 +18,7 @@ pub(super) fn nested(
     match (point, nesting.depth) {
         (Point::Return, None) => left(ops, nesting, leave),
         (Point::Return, Some(_)) => left_level(ops, nesting, leave),
+        (Point::Entry, _) if nesting.call == Call::Fresh => fresh(ops, nesting, leave),
         (Point::Entry, None) => entered(ops, nesting, leave)?,
         (Point::Entry, Some(depth)) => entered_level(ops, (nesting, depth), leave)?,
         (Point::Tail, _) => return Err(ProgramError::Nesting("is not for jumps", point)),
@@ -62,7 +64,7 @@ fn entered(ops: &mut Assembler, nesting: Nesting, leave: DynamicLabel) -> Result
     let meant = ops.new_dynamic_label();
     above(ops, nesting, 1);
     dynasm!(ops; .arch riscv64; beqz t4, =>meant);
-    if matches!(nesting.call, Call::Root { .. } | Call::Endless { root: true }) {
+    if nesting.call.is_root() {
         own(ops, nesting);
         begin(ops, nesting, leave)?;
     } else {
@@ -79,7 +81,7 @@ fn entered_level(
     leave: DynamicLabel,
 ) -> Result<(), ProgramError> {
     let room = ops.new_dynamic_label();
-    let is_root = matches!(nesting.call, Call::Root { .. } | Call::Endless { root: true });
+    let is_root = nesting.call.is_root();
     let cleared: Vec<_> = (1..=depth).map(|_| ops.new_dynamic_label()).collect();
     if let (Call::Root { again: true }, Some(&first)) = (nesting.call, cleared.first()) {
         dynasm!(ops; .arch riscv64; ld t3, [t2, level(1)]; beq t3, sp, =>first);
@@ -120,26 +122,19 @@ fn clear(ops: &mut Assembler, levels: impl Iterator<Item = (u8, DynamicLabel)>) 
 
 /// Leaves in t5 what a level has for the call that is entered.
 fn own(ops: &mut Assembler, nesting: Nesting) {
-    let less = i32::from(matches!(nesting.call, Call::Endless { .. }));
+    let less = i32::from(nesting.call.less());
     dynasm!(ops; .arch riscv64; addi t5, sp, -less);
 }
 
 /// Begins the first level with t5. Another stack may have the same row.
 fn begin(ops: &mut Assembler, nesting: Nesting, leave: DynamicLabel) -> Result<(), ProgramError> {
-    let [again, other, others, taken] = [(); 4].map(|()| ops.new_dynamic_label());
+    let [others, taken] = [(); 2].map(|()| ops.new_dynamic_label());
     const { assert!(Nesting::CROWDED == 0) };
     let (upper, _) = parts(NESTS, nesting.address)?;
     let bits = u32::from(nesting.stack_bits);
+    dynasm!(ops; .arch riscv64; addi t2, t2, ROWS);
+    take(ops, &Word { at: T2, own: T5, found: T3, spare: T4 }, taken);
     dynasm!(ops; .arch riscv64; .feature A
-        ; addi t2, t2, ROWS
-        ; =>again
-        ; lr.d t3, [t2]
-        ; bnez t3, =>other
-        ; sc.d t3, t5, [t2]
-        ; bnez t3, =>again
-        ; j =>taken
-        ; =>other
-        ; sc.d t4, t3, [t2]
         // Of this very stack, and below: left over.
         ; sub t3, sp, t3
         ; srli t3, t3, bits
@@ -155,6 +150,16 @@ fn begin(ops: &mut Assembler, nesting: Nesting, leave: DynamicLabel) -> Result<(
         ; addi t2, t2, -ROWS
     );
     Ok(())
+}
+
+/// Empties the row if what it has is of this very stack.
+fn fresh(ops: &mut Assembler, nesting: Nesting, leave: DynamicLabel) {
+    let own = ops.new_dynamic_label();
+    above(ops, nesting, 1);
+    dynasm!(ops; .arch riscv64; beqz t4, =>own);
+    left_over(ops, nesting, leave);
+    dynasm!(ops; .arch riscv64; =>own);
+    empty(ops, nesting);
 }
 
 fn left(ops: &mut Assembler, nesting: Nesting, leave: DynamicLabel) {
@@ -175,10 +180,14 @@ fn left_over(ops: &mut Assembler, nesting: Nesting, leave: DynamicLabel) {
         ; srli t3, t3, bits
         ; bnez t3, =>not
     );
+    empty(ops, nesting);
+    dynasm!(ops; .arch riscv64; =>not; j =>leave);
+}
+
+fn empty(ops: &mut Assembler, nesting: Nesting) {
     for number in 1..=nesting.levels() {
         dynasm!(ops; .arch riscv64; sd zero, [t2, level(number)]);
     }
-    dynasm!(ops; .arch riscv64; =>not; j =>leave);
 }
 
 /// Ends the call with all levels from the outermost one on that it has: that of what it has gone on in is deeper.

@@ -6,7 +6,7 @@ use super::encode::{Register, lbu, ld, lw, split};
 use crate::layout::MAX_RECORD;
 use crate::program::{Counters, Point, ProgramError};
 use dynasmrt::riscv::RiscvRelocation;
-use dynasmrt::{DynasmApi, VecAssembler, dynasm};
+use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, VecAssembler, dynasm};
 
 pub(super) type Assembler = VecAssembler<RiscvRelocation>;
 
@@ -15,6 +15,17 @@ pub(super) const SHIFT: u32 = 18;
 /// [`MAX_RECORD`] shifted like that.
 #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "small constants")]
 pub(super) const SPENT_SHIFTED: i32 = (MAX_RECORD << SHIFT) as i32;
+
+/// Numbers of registers.
+pub(super) mod numbers {
+    pub(in crate::riscv64) const SP: u8 = 2;
+    pub(in crate::riscv64) const A0: u8 = 10;
+    pub(in crate::riscv64) const T2: u8 = 7;
+    pub(in crate::riscv64) const T3: u8 = 28;
+    pub(in crate::riscv64) const T4: u8 = 29;
+    pub(in crate::riscv64) const T5: u8 = 30;
+    pub(in crate::riscv64) const T6: u8 = 31;
+}
 
 /// a4, which what records keeps: how many ticks a call took.
 pub(super) const DURATION: u8 = 14;
@@ -138,4 +149,32 @@ pub(super) fn find_counter(
         dynasm!(ops; .arch riscv64; addi t3, X(sum), lower);
     }
     Ok(())
+}
+
+/// A word that many may take, and registers (numbers).
+pub(super) struct Word {
+    /// What has its address.
+    pub(super) at: u8,
+    /// What it gets.
+    pub(super) own: u8,
+    /// What has what it had, behind the jump to `taken` that is not done.
+    pub(super) found: u8,
+    /// What is lost.
+    pub(super) spare: u8,
+}
+
+/// Puts `own` into a word that has 0, and goes on at `taken`. The reservation ends in either case (see [`super`]).
+pub(super) fn take(ops: &mut Assembler, word: &Word, taken: DynamicLabel) {
+    let Word { at, own, found, spare } = *word;
+    let [again, other] = [(); 2].map(|()| ops.new_dynamic_label());
+    dynasm!(ops; .arch riscv64; .feature A
+        ; =>again
+        ; lr.d X(found), [X(at)]
+        ; bnez X(found), =>other
+        ; sc.d X(found), X(own), [X(at)]
+        ; bnez X(found), =>again
+        ; j =>taken
+        ; =>other
+        ; sc.d X(spare), X(found), [X(at)]
+    );
 }

@@ -1,13 +1,13 @@
 //! Compiles reads of memory along pointers, which never fault.
 
 use super::Values;
+use super::operands::numbers::T3;
 use super::operands::{Assembler, parts};
 use crate::program::{Last, ProgramError, Read};
 use crate::reads::{Failure, Reads};
 use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
 
 /// The number of t3.
-const T3: u8 = 28;
 
 /// `t3 += offset`; t4 is lost.
 fn add(ops: &mut Assembler, offset: i32) -> Result<(), ProgramError> {

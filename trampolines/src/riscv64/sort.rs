@@ -6,17 +6,12 @@
 
 use super::Values;
 use super::condition::constant;
-use super::operands::{Assembler, argument, find_counter, parts};
+use super::operands::numbers::{A0, SP, T2, T3, T4, T5, T6};
+use super::operands::{Assembler, Word, argument, find_counter, parts, take};
 use crate::callers::SPREAD;
 use crate::histogram::{Calls, Ended, MISSED, OPEN, SUM, Sorted};
 use crate::program::{Histograms, ProgramError};
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
-
-const A0: u8 = 10;
-const T2: u8 = 7;
-const T3: u8 = 28;
-const T5: u8 = 30;
-const T6: u8 = 31;
 
 /// Bytes of a histogram up to a word.
 const fn word(number: u8) -> i32 {
@@ -129,23 +124,13 @@ pub(super) fn begin(
     let has_place = ops.new_dynamic_label();
     place(ops, calls)?;
     for place in 0..Calls::TRIED {
-        let [again, other] = [(); 2].map(|()| ops.new_dynamic_label());
         if place > 0 {
             let size = i32::try_from(Calls::PLACE).unwrap_or(0);
             dynasm!(ops; .arch riscv64; addi t2, t2, size);
         }
-        dynasm!(ops; .arch riscv64; .feature A
-            ; =>again
-            ; lr.d t3, [t2]
-            ; bnez t3, =>other
-            ; sc.d t3, sp, [t2]
-            ; bnez t3, =>again
-            ; j =>has_place
-            ; =>other
-            ; sc.d t4, t3, [t2]
-            // One with this stack pointer is left over of a call that has ended unseen.
-            ; beq t3, sp, =>has_place
-        );
+        take(ops, &Word { at: T2, own: SP, found: T3, spare: T4 }, has_place);
+        // One with this stack pointer is left over of a call that has ended unseen.
+        dynasm!(ops; .arch riscv64; beq t3, sp, =>has_place);
     }
     if let Some(histograms) = histograms {
         find(ops, histograms, values)?;

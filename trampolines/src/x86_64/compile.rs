@@ -45,15 +45,14 @@ pub fn compile(
         }
         _ => Ok(()),
     };
-    if point == Point::Entry {
+    if !program.nests_first() {
         test(&mut ops)?;
     }
     let nested = match program.nesting {
         Some(nesting) => Some(nested(&mut ops, point, nesting, ends)?),
         None => None,
     };
-    // Levels are given back whatever else is asked for.
-    if point != Point::Entry {
+    if program.nests_first() {
         test(&mut ops)?;
     }
     let since = match program.since {
@@ -71,6 +70,7 @@ pub fn compile(
             let told = Told { point, saved: since.is_some() };
             stop = Some(count_down(&mut ops, (counter, trap), told, others)?);
         }
+        (Some(Counts::Nothing), _) => {}
         (Some(Counts::Follow { own, pid, inside }), _) => {
             follow(&mut ops, (own, pid, inside), values)?;
         }

@@ -54,6 +54,7 @@ pub(super) fn nested(
 ) -> Result<Behind, ProgramError> {
     let meant = ops.new_dynamic_label();
     let kind = match point {
+        Point::Entry if nesting.call == Call::Fresh => fresh(ops, nesting, ends)?,
         Point::Entry => enter(ops, nesting, meant, ends)?,
         Point::Tail => {
             let out = ops.new_dynamic_label();
@@ -169,7 +170,7 @@ fn enter(
     ends: DynamicLabel,
 ) -> Result<Kind, ProgramError> {
     row(ops, Point::Entry, nesting);
-    let is_root = matches!(nesting.call, Call::Root { .. } | Call::Endless { root: true });
+    let is_root = nesting.call.is_root();
     let Some(depth) = nesting.depth else {
         compare(ops, nesting, 1)?;
         if !is_root {
@@ -218,9 +219,28 @@ fn enter(
     Ok(kind)
 }
 
+/// Empties the row if what it has is of this very stack.
+fn fresh(ops: &mut Assembler, nesting: Nesting, ends: DynamicLabel) -> Result<Kind, ProgramError> {
+    row(ops, Point::Entry, nesting);
+    let stack = nesting.stack();
+    let first = level(nesting, 1)?;
+    dynasm!(ops; .arch x64
+        ; mov r10, [r11 + first]
+        ; sub r10, rsp
+        ; add r10, stack - 8
+        ; cmp r10, 2 * stack
+        ; jae =>ends
+    );
+    for number in 1..=nesting.levels() {
+        let level = level(nesting, number)?;
+        dynasm!(ops; .arch x64; mov QWORD [r11 + level], 0);
+    }
+    Ok(Kind::Nothing)
+}
+
 /// Leaves in r10 what a level has for the call that is entered. So many bytes are on the stack.
 fn own(ops: &mut Assembler, nesting: Nesting, more: i32) {
-    let less = i32::from(matches!(nesting.call, Call::Endless { .. }));
+    let less = i32::from(nesting.call.less());
     dynasm!(ops; .arch x64; lea r10, [rsp + (8 + more - less)]);
 }
 

@@ -1,5 +1,6 @@
 //! The output of a conversion: it appears at its path only when it is complete.
 
+use std::borrow::Cow;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
@@ -75,12 +76,13 @@ impl Output {
 
     /// The directory to write to; for files, the one that they will be in.
     #[must_use]
-    pub fn path(&self) -> &Path {
-        match &self.kind {
-            Kind::Directory(directory) => directory.path(),
-            Kind::File(file) => file.directory().unwrap_or(Path::new("/tmp")),
-            Kind::Standard(_) => Path::new("/tmp"),
-        }
+    pub fn path(&self) -> Cow<'_, Path> {
+        let own = match &self.kind {
+            Kind::Directory(directory) => Some(directory.path()),
+            Kind::File(file) => file.directory(),
+            Kind::Standard(_) => None,
+        };
+        own.map_or_else(|| std::env::temp_dir().into(), Cow::Borrowed)
     }
 
     /// A file without a name, for what must be kept until the end; where the output will be, since
@@ -89,14 +91,7 @@ impl Output {
     /// # Errors
     /// When it cannot be made.
     pub fn scratch(&self) -> io::Result<File> {
-        match &self.kind {
-            Kind::File(file) => match file.directory() {
-                Some(directory) => tempfile::tempfile_in(directory),
-                None => tempfile::tempfile(),
-            },
-            Kind::Directory(directory) => tempfile::tempfile_in(directory.path()),
-            Kind::Standard(_) => tempfile::tempfile(),
-        }
+        tempfile::tempfile_in(self.path())
     }
 
     /// It is finished: moves it to its place.

@@ -218,32 +218,22 @@ impl Controller {
         Ok(wanted)
     }
 
-    /// What can be done of a plan while ends are not seen yet, if that is not all.
-    pub(super) fn without_unseen(&self, attachment: &Attachment, plan: &Plan) -> Option<Plan> {
-        let limited = !attachment.is_settled() && self.tracing.is_limited();
-        limited.then(|| plan.without_nested())
-    }
-
-    /// Takes the sites and exits of a plan.
+    /// Takes the sites and exits of what is planned.
     pub(super) fn enable(
         &mut self,
         machine: &dyn Vm,
         attachment: &mut Attachment,
-        plan: &Plan,
     ) -> anyhow::Result<()> {
         if attachment.is_lent() {
             self.late = true;
             return Ok(());
         }
         let ram = machine.ram();
-        let held_back = self.held_back.then(|| self.plan_untraced());
-        let plan = held_back.as_ref().unwrap_or(plan);
-        let before = self.without_unseen(attachment, plan);
-        let plan = before.as_ref().unwrap_or(plan);
+        let plan = self.planned_now(attachment);
         let ahead = if attachment.is_settled() { self.ahead.take() } else { None };
-        let ahead = ahead.filter(|ahead| std::ptr::eq(&*ahead.plan, plan));
+        let ahead = ahead.filter(|ahead| Arc::ptr_eq(&ahead.plan, &plan));
         let ahead = ahead.and_then(|ahead| ahead.places);
-        let wanted = self.prepare_rest(ram, attachment, plan, ahead)?;
+        let wanted = self.prepare_rest(ram, attachment, &plan, ahead)?;
         let report = self.change(ram, attachment, &wanted)?;
         self.keepers = plan.keepers();
         self.summary.patch_ns += nanoseconds(report.patch_time);
@@ -258,6 +248,14 @@ impl Controller {
         wanted: &Wanted,
     ) -> Result<AttachReport, TraceError> {
         let changed = self.change_exits(ram, attachment, &wanted.exits);
+        let again = match &changed {
+            Ok(skipped) if self.learn_unheld(skipped) => {
+                let plan = self.planned_now(attachment);
+                Some(self.prepare(ram, attachment, &plan)?)
+            }
+            _ => None,
+        };
+        let wanted = again.as_ref().unwrap_or(wanted);
         if attachment.counters().tell_shared() {
             self.note(
                 "what all vCPUs count is reported as of vCPU 0: no room for tables of each".into(),
@@ -284,6 +282,22 @@ impl Controller {
         }
         self.exits_skipped(&changed?);
         report
+    }
+
+    /// Calls that are left at these exits are open for ever, to tracers of parts of the call tree. Whether that is news.
+    pub(super) fn learn_unheld(&mut self, skips: &[ExitSkip]) -> bool {
+        let mut sites: Vec<_> =
+            skips.iter().filter_map(|skip| self.site_of_exit(skip.exit)).collect();
+        sites.sort_unstable();
+        let mut news = false;
+        for tracer in self.tracing.tracers.iter_mut().flatten() {
+            let Tracer { sites: own, limits, .. } = tracer;
+            news |= limits.learn_unheld(&sites, |site| own.binary_search(site).is_ok());
+        }
+        if news {
+            self.plan = None;
+        }
+        news
     }
 
     /// Says which exits were left alone.

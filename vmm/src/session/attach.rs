@@ -167,7 +167,8 @@ impl Controller {
 
     /// The function of `--from` is called: takes the sites.
     fn awaited_call_comes(&mut self, machine: &dyn Vm, address: u64) -> Result<bool, MachineError> {
-        let plan = self.planned();
+        // While the guest still runs.
+        self.planned();
         let paused = machine.pause()?;
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
         let Stage::Attached { mut attachment, from: Some(site) } = stage else {
@@ -178,7 +179,7 @@ impl Controller {
         let enabled = attachment
             .disarm(machine.ram(), site)
             .map_err(anyhow::Error::from)
-            .and_then(|()| self.enable(machine, &mut attachment, &plan));
+            .and_then(|()| self.enable(machine, &mut attachment));
         self.stage = Stage::Attached { attachment, from: None };
         if let Err(error) = enabled {
             self.note(format!("not traced: {error}"));
@@ -205,7 +206,7 @@ impl Controller {
             // Nobody has seen ends before.
             let ticks = paused.tsc(0).unwrap_or(0);
             attachment.counters().begin_calls(plan.choosy(), ticks);
-            settled = settled.and_then(|()| self.enable(machine, &mut attachment, &plan));
+            settled = settled.and_then(|()| self.enable(machine, &mut attachment));
         }
         if let Err(error) = settled {
             self.note(format!("returns and switches are not traced: {error}"));
@@ -300,7 +301,7 @@ impl Controller {
         let attachment = Box::new(attachment);
         match self.begin_self_test(machine, paused, vcpu, attachment, stopped, plan)? {
             Ok(testing) => Ok(Stage::Testing(Box::new(testing))),
-            Err(attachment) => self.begin_tracing(machine, paused, vcpu, attachment, stopped, plan),
+            Err(attachment) => self.begin_tracing(machine, paused, vcpu, attachment, stopped),
         }
     }
 
@@ -313,11 +314,10 @@ impl Controller {
         vcpu: usize,
         mut attachment: Box<Attachment>,
         stopped: u64,
-        plan: &Plan,
     ) -> anyhow::Result<Stage> {
         // Not before: triggers may have been added in the self-test.
         self.set_triggers(&mut attachment);
-        match self.take_sites(machine, paused, vcpu, &mut attachment, stopped, plan) {
+        match self.take_sites(machine, paused, vcpu, &mut attachment, stopped) {
             Ok(from) => {
                 self.tell_anew();
                 Ok(Stage::Attached { attachment, from })
@@ -337,7 +337,6 @@ impl Controller {
         vcpu: usize,
         attachment: &mut Attachment,
         stopped: u64,
-        plan: &Plan,
     ) -> anyhow::Result<Option<usize>> {
         let (ram, image) = (machine.ram(), *attachment.image());
         paused.set_rip(vcpu, attachment.resume(ram, stopped)?)?;
@@ -349,7 +348,7 @@ impl Controller {
         }
         let from = match self.tracing.from {
             None => {
-                self.enable(machine, attachment, plan)?;
+                self.enable(machine, attachment)?;
                 None
             }
             Some(site) => match attachment.arm(ram, &self.kernel, site, &TRAP_INSTRUCTION)? {

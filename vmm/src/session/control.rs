@@ -16,7 +16,6 @@ use crate::serve::{Answer, Control, ControlRequest, Globs, HistogramSpec, Tracer
 use crate::stream::MarkKind;
 use crate::tracer::Keeper;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Names of functions that an answer shows.
@@ -405,8 +404,7 @@ impl Controller {
             self.find_module_exits(ram, &mut attachment, None);
             self.tell_unseen(&attachment);
         }
-        let plan = self.planned_now();
-        let plan = self.without_unseen(&attachment, &plan).map_or(plan, Arc::new);
+        let plan = self.planned_now(&attachment);
         // The guest still runs: what cannot be is found out before anything is touched.
         let paused = self.prepare(ram, &mut attachment, &plan).map_err(|error| error.to_string());
         let paused = paused

@@ -233,9 +233,17 @@ impl Controller {
         exits.map_or(&[], Exits::all)
     }
 
-    /// What sites have to do by now: for tracers, too, unless tracing waits or pauses.
-    pub(super) fn planned_now(&mut self) -> Arc<Plan> {
-        if self.held_back { self.plan_untraced().into() } else { self.planned() }
+    /// What sites have to do by now: for tracers, too, unless tracing waits or pauses; and while ends are not seen yet,
+    /// nothing for those of parts of the call tree.
+    pub(super) fn planned_now(&mut self, attachment: &Attachment) -> Arc<Plan> {
+        if self.held_back {
+            return self.plan_untraced().into();
+        }
+        let plan = self.planned();
+        match attachment.is_settled() || !self.tracing.is_limited() {
+            true => plan,
+            false => plan.without_nested().into(),
+        }
     }
 
     /// What sites have to do while tracing waits or pauses.

@@ -1,7 +1,8 @@
 //! What tracers count: tables before they begin, and what they say.
 
 use super::controller::{Controller, Stage};
-use super::plan::{Duties, Plan};
+use super::duties::Duties;
+use super::plan::Plan;
 use super::{Conditional, Histogram, Tracer};
 use crate::export::Words;
 use crate::relay;
@@ -34,7 +35,9 @@ impl Plan {
     /// The sites that may write records, not those that count alone.
     pub(super) fn recorded(&self) -> Vec<usize> {
         let records = |duty: &Duty| {
-            let is_counted = |part: &Part| part.counts.is_some_and(|it| it.table().is_some());
+            let is_counted = |part: &Part| {
+                part.counts.is_some_and(|it| it == Tally::Nothing || it.table().is_some())
+            };
             !duty.parts.iter().all(is_counted)
         };
         let records: Vec<bool> = self.duties.iter().map(records).collect();

@@ -1,6 +1,5 @@
 //! Which part of the call tree is recorded: what functions call, down to a depth.
 
-use super::tracing::{Tracer, Tracing};
 use super::values::Known;
 use super::way::Way;
 use crate::kernel::{Exit, ExitKind, Kernel};
@@ -30,7 +29,16 @@ pub struct Roots {
     pub sites: Vec<usize>,
 }
 
+/// What a task comes by first, on its own stack (kernel/sched/core.c; called by ret_from_fork of each architecture).
+const BEGINS: &str = "schedule_tail";
+
 impl Limits {
+    /// Where tasks begin: see [`Tracing::begins`](super::Tracing::begins).
+    #[must_use]
+    pub fn begins(kernel: &Kernel) -> Option<usize> {
+        kernel.site_of(BEGINS)
+    }
+
     /// Whether there are any.
     #[must_use]
     pub fn is_limited(&self) -> bool {
@@ -87,6 +95,23 @@ impl Limits {
         }
     }
 
+    /// Learns that exits of these functions (sites, in order) are not held, of which its tracer has those that `is_there`
+    /// says. Whether that is news.
+    pub(super) fn learn_unheld(
+        &mut self,
+        sites: &[usize],
+        is_there: impl Fn(&usize) -> bool,
+    ) -> bool {
+        if !self.is_limited() {
+            return false;
+        }
+        let before = self.endless.len();
+        self.endless.extend(sites.iter().filter(|site| is_there(site)));
+        self.endless.sort_unstable();
+        self.endless.dedup();
+        self.endless.len() > before
+    }
+
     /// Roots in which nothing is recorded, since their ends are not all seen, or not looked at.
     #[must_use]
     pub fn endless_roots(&self) -> Vec<usize> {
@@ -139,6 +164,11 @@ impl Limits {
         })
     }
 
+    /// The same of the first call of a task: that is no call of the tracer.
+    pub(super) fn first(&self) -> Option<Nested> {
+        self.nested(Call::Fresh)
+    }
+
     fn nested(&self, call: Call) -> Option<Nested> {
         self.is_limited().then_some(Nested { depth: self.depth, call })
     }
@@ -157,13 +187,6 @@ impl fmt::Display for Limits {
     }
 }
 
-impl Tracing {
-    /// Whether some tracer records only a part of the call tree.
-    pub(super) fn is_limited(&self) -> bool {
-        self.present().any(|(_, tracer)| tracer.limits.is_limited())
-    }
-}
-
 /// What becomes of a call where it leaves a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Going {
@@ -177,21 +200,21 @@ pub(super) enum Going {
     Anywhere,
 }
 
-/// Functions that some tracer with limits sees entered (link addresses).
+/// Functions that some tracer with limits sees entered (link addresses): it has their sites.
 #[derive(Debug, Default)]
 pub(super) struct Entered(Option<FxHashSet<u64>>);
 
 impl Entered {
     pub(super) fn of<'a>(
-        tracers: impl Iterator<Item = &'a Tracer>,
+        sites: impl Iterator<Item = &'a [usize]>,
         exits: impl Iterator<Item = &'a Exit>,
     ) -> Self {
-        let limited: Vec<_> = tracers.filter(|tracer| tracer.limits.is_limited()).collect();
+        let limited: Vec<_> = sites.collect();
         if limited.is_empty() {
             return Self(None);
         }
         let is_entered = |exit: &&Exit| {
-            limited.iter().any(|tracer| tracer.sites.binary_search(&(exit.site as usize)).is_ok())
+            limited.iter().any(|sites| sites.binary_search(&(exit.site as usize)).is_ok())
         };
         Self(Some(exits.filter(is_entered).map(|exit| exit.function).collect()))
     }
@@ -214,10 +237,11 @@ impl Entered {
 #[cfg(test)]
 mod tests {
     use super::super::plan::Plan;
+    use super::super::tracing::Tracer;
     use super::super::tracing::tests::tracing;
     use super::*;
     use crate::kernel::After;
-    use crate::tracer::Duty;
+    use crate::tracer::{Duty, Part, Tally};
 
     fn tracer(depth: Option<u8>, roots: Option<&[usize]>) -> Tracer {
         let roots = roots.map(|sites| Roots { sites: sites.to_vec(), ..Roots::default() });
@@ -261,7 +285,7 @@ mod tests {
     fn a_root_goes_on_in_functions_that_are_traced() {
         let exits = [exit(1, ExitKind::Return), exit(9, ExitKind::Return)];
         let rooted = [tracer(None, Some(&[2]))];
-        let entered = Entered::of(rooted.iter(), exits.iter());
+        let entered = Entered::of([&rooted[0].sites[..]].into_iter(), exits.iter());
         let going = |kind| entered.going(&exit(2, kind), false);
         assert_eq!([jump(100), jump(900)].map(going), [Going::On, Going::Ends]);
         let indirect = ExitKind::Indirect { register: 0, len: 5 };
@@ -303,11 +327,39 @@ mod tests {
         assert_eq!(of(&plan.exits), ends);
         assert_eq!(plan.keepers().len(), 1, "it begins anew when it gets others");
         assert_eq!(plan.without_nested(), Plan::default());
+        // Where a task begins, nothing is open of who had its stack.
+        tracing.begins = Some(2);
+        let plan = Plan::of(&tracing, &exits);
+        let parts = |at: usize| &plan.duties[plan.sites[at].1 as usize].parts[..];
+        let fresh = Some(Nested { depth: Some(2), call: Call::Fresh });
+        assert!(
+            matches!(parts(1), [first, of_root] if first.nested == fresh && of_root.counts.is_none())
+        );
+        tracing.begins = Some(9);
+        let plan = Plan::of(&tracing, &exits);
+        let parts = &plan.duties[plan.sites[3].1 as usize].parts[..];
+        assert!(
+            matches!(parts, [Part { tracer: 0, counts: Some(Tally::Nothing), nested, .. }] if *nested == fresh)
+        );
+        assert_eq!(plan.recorded(), [1, 2, 3], "no record is of it");
+        tracing.begins = None;
         // What others do there is done from the beginning.
         tracing.tracers.push(Some(Tracer { sites: vec![2, 4], ..Tracer::default() }));
         let before = Plan::of(&tracing, &exits).without_nested();
         assert_eq!((before.sites, before.exits.len()), (vec![(2, 0), (4, 0)], 0));
         assert!(before.duties == [Duty::entry(vec![1])]);
+    }
+
+    // An exit that was left alone leaves its level open.
+    #[test]
+    fn functions_whose_exits_are_not_held_are_endless() {
+        let Tracer { sites, mut limits, .. } = tracer(Some(2), None);
+        let is_there = |site: &usize| sites.contains(site);
+        assert!(limits.learn_unheld(&[2, 3, 8], is_there));
+        assert_eq!(limits.endless, [2, 3]);
+        assert!(!limits.learn_unheld(&[2], is_there), "it is known");
+        let mut all = Limits::default();
+        assert!(!all.learn_unheld(&[2], is_there), "all calls are recorded");
     }
 
     #[test]

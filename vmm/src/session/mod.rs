@@ -15,6 +15,7 @@ mod conditions;
 mod control;
 mod controller;
 mod counting;
+mod duties;
 mod ending;
 mod ends;
 mod events;

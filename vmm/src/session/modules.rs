@@ -414,12 +414,16 @@ impl Controller {
         if !exits.is_empty() {
             let skipped = attachment.enable_exits(ram, &self.kernel, &exits)?;
             self.exits_skipped(&skipped);
+            if self.learn_unheld(&skipped) {
+                let (only, own_exits) = self.only(own);
+                sites = self.prepare(ram, attachment, &self.plan_only(&only, &own_exits))?.sites;
+            }
         }
         // Functions of the kernel end in the place of these: others may want their ends, too.
         let held = |index| exits.binary_search_by_key(&index, |&(index, _)| index).is_ok();
         let groups = |&(index, exit): &(usize, Exit)| held(index) && exit.after.group().is_some();
         if own_exits.iter().any(groups) {
-            let all = self.planned_now();
+            let all = self.planned_now(attachment);
             let all = self.prepare(ram, attachment, &all)?;
             let skipped = self.change_exits(ram, attachment, &all.exits)?;
             self.exits_skipped(&skipped);

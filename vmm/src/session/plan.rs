@@ -1,12 +1,13 @@
 //! What each site and each exit has to do, for all tracers together.
 
+use super::duties::{Duties, Sets};
 use super::follow::Follow;
 use super::limits::{Entered, Going};
 use super::tracing::{Tracer, Tracing};
 use super::triggers::Trigger;
 use super::way::Way;
 use crate::kernel::Exit;
-use crate::tracer::{Duty, Part};
+use crate::tracer::{Duty, Part, Tally};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use vmtrace_trampolines::{Field, Point, ProgramError};
@@ -39,6 +40,7 @@ impl Plan {
         if tracing.context {
             plan.add_context();
         }
+        plan.add_first(tracing);
         plan.add_always(tracing);
         plan.add_ends(tracing, of_modules, exits);
         plan
@@ -109,7 +111,7 @@ impl Plan {
         let mut aided: FxHashMap<u32, u32> = FxHashMap::default();
         let mut leaving: FxHashMap<(u32, Way, Going), u32> = FxHashMap::default();
         let entered = Entered::of(
-            present.iter().map(|(_, tracer)| *tracer),
+            present.iter().filter(|(_, it)| it.limits.is_limited()).map(|(_, it)| &it.sites[..]),
             numbered(of_modules, exits).map(|(_, exit)| exit),
         );
         for (at, (index, exit)) in numbered(of_modules, exits).enumerate() {
@@ -230,6 +232,21 @@ impl Plan {
         }
     }
 
+    /// Adds what is to be done where tasks begin, for tracers of parts of the call tree.
+    fn add_first(&mut self, tracing: &Tracing) {
+        let Some(site) = tracing.begins else { return };
+        let limited = tracing.present().filter(|(_, tracer)| !tracer.sites.is_empty());
+        let part = |(tracer, of): (u8, &Tracer)| {
+            let counts = Some(Tally::Nothing);
+            let nested = Some(of.limits.first()?);
+            Some(Part { tracer, fields: Vec::new(), condition: None, counts, nested })
+        };
+        let parts: Vec<_> = limited.filter_map(part).collect();
+        if !parts.is_empty() {
+            self.add_before(BTreeMap::from([(site, parts)]));
+        }
+    }
+
     /// Adds what sites have to do in any case, before all else: who starts to trace traces this
     /// very call.
     fn add_always(&mut self, tracing: &Tracing) {
@@ -242,9 +259,13 @@ impl Plan {
                 }
             }
         }
-        if wanted.is_empty() {
-            return;
+        if !wanted.is_empty() {
+            self.add_before(wanted);
         }
+    }
+
+    /// Adds what sites have to do before all else.
+    fn add_before(&mut self, mut wanted: BTreeMap<usize, Vec<Part>>) {
         let mut duties = Duties::behind(std::mem::take(&mut self.duties));
         let point = Point::Entry;
         for (site, of) in &mut self.sites {
@@ -340,64 +361,6 @@ fn leave(tracing: &Tracing, tracers: &[u8], exit: &Exit, (way, going): (Way, Goi
         }
     };
     Duty { point, parts: parts.filter_map(part).collect() }
-}
-
-/// Sets of tracers (sorted numbers), each once.
-#[derive(Default)]
-struct Sets {
-    all: Vec<Vec<u8>>,
-    known: FxHashMap<Vec<u8>, u32>,
-}
-
-impl Sets {
-    /// In place of one.
-    const NONE: u32 = u32::MAX;
-
-    fn id(&mut self, set: &[u8]) -> u32 {
-        if let Some(&id) = self.known.get(set) {
-            return id;
-        }
-        let id = u32::try_from(self.all.len()).unwrap_or(Self::NONE);
-        self.all.push(set.to_vec());
-        self.known.insert(set.to_vec(), id);
-        id
-    }
-
-    fn get(&self, id: u32) -> &[u8] {
-        self.all.get(id as usize).map_or(&[], Vec::as_slice)
-    }
-
-    fn union(&mut self, a: u32, b: u32) -> u32 {
-        if a == b {
-            return a;
-        }
-        let mut both = [self.get(a), self.get(b)].concat();
-        both.sort_unstable();
-        both.dedup();
-        self.id(&both)
-    }
-}
-
-/// Duties, each once.
-#[derive(Default)]
-pub(super) struct Duties {
-    pub(super) all: Vec<Duty>,
-    known: FxHashMap<Duty, u32>,
-}
-
-impl Duties {
-    /// New ones behind these, which keep their places.
-    pub(super) fn behind(all: Vec<Duty>) -> Self {
-        Self { all, ..Self::default() }
-    }
-
-    pub(super) fn index(&mut self, duty: Duty) -> u32 {
-        let next = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
-        *self.known.entry(duty).or_insert_with_key(|duty| {
-            self.all.push(duty.clone());
-            next
-        })
-    }
 }
 
 /// From what is held to what is to be held (sites with their programs): sites to give back, and to

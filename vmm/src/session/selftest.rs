@@ -187,8 +187,7 @@ impl Controller {
         }
         let now = paused.tsc(vcpu).unwrap_or(ticks);
         log::debug!("self-test: {name} wrote its record, {} ticks", now.saturating_sub(ticks));
-        let plan = self.planned();
-        match self.begin_tracing(machine, &paused, vcpu, attachment, stopped, &plan) {
+        match self.begin_tracing(machine, &paused, vcpu, attachment, stopped) {
             Ok(stage) => self.stage = stage,
             Err(error) => self.give_up(&error),
         }

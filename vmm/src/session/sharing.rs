@@ -118,7 +118,8 @@ impl Controller {
             self.stage = stage;
             return;
         };
-        let plan = self.planned();
+        // While the guest still runs.
+        self.planned();
         let paused = match machine.pause() {
             Ok(paused) => paused,
             Err(error) => {
@@ -127,7 +128,7 @@ impl Controller {
                 return;
             }
         };
-        if let Err(error) = self.enable(machine, &mut attachment, &plan) {
+        if let Err(error) = self.enable(machine, &mut attachment) {
             self.note(format!("not traced: {error}"));
         }
         self.stage = Stage::Attached { attachment, from: None };

@@ -147,6 +147,8 @@ pub struct Tracing {
     pub events_if: Option<Condition>,
     /// How tasks are followed.
     pub follow: Option<Follow>,
+    /// Where a task begins that has never run, as seen on its own stack: a site.
+    pub begins: Option<usize>,
     /// Calls at which something is to be done.
     pub triggers: Vec<Trigger>,
     /// Whether records tell the state of the CPU.
@@ -175,6 +177,7 @@ impl Tracing {
             patterns: Patterns::default(),
             events_if: None,
             follow: None,
+            begins: None,
             triggers: Vec::new(),
             context: false,
             exits: false,
@@ -191,6 +194,12 @@ impl Tracing {
     pub fn present(&self) -> impl Iterator<Item = (u8, &Tracer)> {
         let all = (0..=u8::MAX).zip(&self.tracers);
         all.filter_map(|(number, tracer)| Some((number, tracer.as_ref()?)))
+    }
+
+    /// Whether some tracer records only a part of the call tree.
+    #[must_use]
+    pub fn is_limited(&self) -> bool {
+        self.present().any(|(_, tracer)| tracer.limits.is_limited())
     }
 
     /// Whether calls of initcalls are traced: then readers may want to know what these are.
@@ -299,6 +308,7 @@ pub(super) mod tests {
             patterns: Patterns::default(),
             events_if: None,
             follow: None,
+            begins: None,
             triggers: Vec::new(),
             context: false,
             exits: false,

@@ -61,6 +61,8 @@ pub enum Tally {
         /// For whom the beginnings of these calls were kept, if they were.
         since: Option<Keeper>,
     },
+    /// Nothing: what its nesting says is all.
+    Nothing,
     /// Nothing: a task is to be followed, or not. Where in a task its process id is.
     Follow {
         /// Whether it is the task that runs, and not one that begins.
@@ -104,7 +106,8 @@ impl Tally {
             Self::Table(table) => Some((table, Kind::Calls)),
             Self::Callers(table) => Some((table, Kind::Callers)),
             Self::Sort(table, _) | Self::Begin(table) => Some((table, Kind::Histograms)),
-            Self::Stop { .. }
+            Self::Nothing
+            | Self::Stop { .. }
             | Self::Follow { .. }
             | Self::End(_)
             | Self::Open(_)
@@ -120,7 +123,8 @@ impl Tally {
             Self::Callers(_) => Self::Callers(table),
             Self::Sort(_, sorted) => Self::Sort(table, sorted),
             Self::Begin(_) => Self::Begin(table),
-            Self::Stop { .. }
+            Self::Nothing
+            | Self::Stop { .. }
             | Self::Follow { .. }
             | Self::End(_)
             | Self::Open(_)

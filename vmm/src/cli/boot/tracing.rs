@@ -101,7 +101,7 @@ impl Args {
             let graph = graph || sorts_ends || ends || results;
             let globs = limits.globs(&Globs { filter: filter.to_vec(), notrace });
             limits.learn(kernel, &sites);
-            notes.extend(endless(kernel, &limits));
+            notes.extend(endless(kernel, &limits)?);
             let tracer = Tracer {
                 name,
                 text,
@@ -260,10 +260,17 @@ impl Args {
             patterns,
             events_if,
             follow,
+            begins: Limits::begins(kernel),
             triggers,
             context,
             exits,
         };
+        if tracing.is_limited() && tracing.begins.is_none() {
+            notes.push(
+                "it is not seen where tasks begin: what one of them had open when it died is taken for the next one's with its stack"
+                    .to_owned(),
+            );
+        }
         let tracers = tracing.present().filter_map(|(_, tracer)| tracer.condition.as_ref());
         let triggers = tracing.triggers.iter().filter_map(|trigger| trigger.condition.as_ref());
         for condition in tracers.chain(triggers) {
@@ -311,14 +318,25 @@ fn find(kernel: &Kernel, name: &str) -> Result<usize> {
 }
 
 /// Says in which roots nothing can be recorded.
-fn endless(kernel: &Kernel, limits: &Limits) -> Option<String> {
+///
+/// # Errors
+/// When that is all of them.
+fn endless(kernel: &Kernel, limits: &Limits) -> Result<Option<String>> {
     let sites = limits.endless_roots();
-    let site = kernel.sites().get(*sites.first()?)?;
-    let name = kernel.site_name(site).unwrap_or("?");
-    Some(format!(
-        "--graph-root: what {} functions call is not recorded: their ends are not all seen, or cannot be compared with the condition (such as {name})",
-        sites.len()
-    ))
+    let name = |site: &usize| kernel.sites().get(*site).and_then(|site| kernel.site_name(site));
+    let Some((first, roots)) = sites.first().zip(limits.roots.as_ref()) else { return Ok(None) };
+    let why = format!(
+        "their ends are not all seen, or cannot be compared with the condition (such as {})",
+        name(first).unwrap_or("?")
+    );
+    let of_module = |glob: &String| Functions::of(glob).module().is_some();
+    if sites.len() == roots.sites.len() && !roots.globs.filter.iter().any(of_module) {
+        bail!(
+            "--graph-root: nothing would be recorded of {} functions: {why}: name others, as their callers",
+            sites.len()
+        );
+    }
+    Ok(Some(format!("--graph-root: what {} functions call is not recorded: {why}", sites.len())))
 }
 
 /// Says which functions are traced without some, or any, of the places where they are left.

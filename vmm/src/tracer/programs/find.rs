@@ -55,6 +55,7 @@ impl Find for Tables<'_> {
                 let counter = self.counters.find_stop(number).filter(|_| !self.trap.is_empty())?;
                 Some(Counts::Down { number, counter, trap: self.trap })
             }
+            Tally::Nothing => Some(Counts::Nothing),
             Tally::Follow { own, pid, inside } => Some(Counts::Follow { own, pid, inside }),
         }
     }
