@@ -42,11 +42,16 @@ fn function(kernel: &str, name: &str) -> Result<String> {
     if name.starts_with("__") { Ok(name.to_owned()) } else { syscall(kernel, name) }
 }
 
-fn measure(host: &SharedHost, name: &str, which: &str, args: &[&str]) -> Result<Run> {
+/// What a run says that begins to trace with the call of getpgid.
+pub(crate) fn started(host: &SharedHost, name: &str, which: &str, args: &[&str]) -> Result<Run> {
     let from = syscall(name, "getpgid")?;
     // Who follows tasks does so from the beginning.
     let from: &[&str] = if args.contains(&"--children") { &[] } else { &["--from", &from] };
-    let run = work(host, name, &format!("bench-counts{which}"), &[from, args].concat())?;
+    work(host, name, &format!("bench-counts{which}"), &[from, args].concat())
+}
+
+pub(crate) fn measure(host: &SharedHost, name: &str, which: &str, args: &[&str]) -> Result<Run> {
+    let run = started(host, name, which, args)?;
     let summary = &run.summary;
     ensure!(summary.lost() == 0 && summary.sites.skipped.is_empty(), "{summary:?}");
     Ok(run)
@@ -128,6 +133,6 @@ fn whole_boot(host: &SharedHost, name: &str) -> Result<()> {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-fn as_float(calls: u64) -> f64 {
+pub(crate) fn as_float(calls: u64) -> f64 {
     calls as f64
 }

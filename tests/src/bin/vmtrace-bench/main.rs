@@ -13,6 +13,7 @@ mod disk;
 mod events;
 mod graph;
 mod guest;
+mod limits;
 mod ops;
 mod tracepoints;
 
@@ -48,12 +49,13 @@ fn riscv_host() -> Result<HostOptions> {
 type Table = fn() -> Result<()>;
 
 /// All tables by their names, in the order in which they are printed.
-const TABLES: [(&str, Table); 13] = [
+const TABLES: [(&str, Table); 14] = [
     ("bytes", bytes::run),
     ("disk", disk::run),
     ("events", events::run),
     ("args", args::run),
     ("counts", counts::run),
+    ("limits", limits::run),
     ("counts-boots", counts::boots),
     ("tracepoints", tracepoints::run),
     ("boots", boots::run),

@@ -196,3 +196,23 @@ pub(crate) fn load() -> Result<()> {
     println!("counts rounds {}", 2 * ROUNDS);
     Ok(())
 }
+
+/// The same work under the guest's function_graph: all calls, those in calls of a function that nobody calls, and those
+/// of one level.
+pub(crate) fn graph() -> Result<()> {
+    let meter = Meter::new();
+    small_buffer()?;
+    let getsid = format!("{}\n", syscall_of(HostArch::native(), "getsid"));
+    rounds(&meter)?;
+    let plain = rounds(&meter)?;
+    println!("counts round {plain:.0}");
+    for (name, root, depth) in [("all", "", "0"), ("rooted", &getsid, "0"), ("shallow", "", "1")] {
+        set("set_graph_function", root)?;
+        set("max_graph_depth", depth)?;
+        set("current_tracer", "function_graph")?;
+        rounds(&meter)?;
+        println!("counts more-{name} {:.0}", rounds(&meter)? - plain);
+        set("current_tracer", "nop")?;
+    }
+    Ok(())
+}

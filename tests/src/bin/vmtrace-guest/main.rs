@@ -55,7 +55,8 @@
 //! vmtrace-guest bench-args [guest]     the same of entries with arguments
 //! vmtrace-guest bench-events WHICH     the same of tracepoints: `switch` or `call`, or `guest`
 //! vmtrace-guest bench-counts [guest]   the same of calls that are counted, sorted, or decided on
-//! vmtrace-guest bench-counts load      the same of forks and files with every function counted
+//! vmtrace-guest bench-counts load      the same of forks and files with every function traced
+//! vmtrace-guest bench-counts graph     the same with the guest's function_graph, of all and of parts of the call tree
 //! vmtrace-guest disk FILE SEED N THREADS
 //!                                      N random requests of each thread to a disk of zeroes, which must
 //!                                      have what was written; then its content as a hash
@@ -154,6 +155,7 @@ fn main() -> Result<()> {
         ["bench-counts"] => counts::counts(),
         ["bench-counts", "guest"] => counts::guest(),
         ["bench-counts", "load"] => counts::load(),
+        ["bench-counts", "graph"] => counts::graph(),
         ["disk", file, seed, count, threads] => {
             disk::disk(file, seed.parse()?, count.parse()?, threads.parse()?)
         }
