@@ -1,7 +1,7 @@
 //! The process that answers requests.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
@@ -70,11 +70,22 @@ impl Server {
         Ok(Server { files: server::Server::new(files), rights, squash, out, _root: root })
     }
 
-    /// Answers until the other side has no more to ask.
+    /// Answers until the other side has no more to ask, or is gone: a VMM that ends does not wait for answers.
     ///
     /// # Errors
     /// When there is no way to go on.
-    pub fn serve(&self, mut stream: &UnixStream) -> Result<(), ServeError> {
+    pub fn serve(&self, stream: &UnixStream) -> Result<(), ServeError> {
+        match self.answer_all(stream) {
+            Err(ServeError::Socket(error))
+                if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) =>
+            {
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
+    fn answer_all(&self, mut stream: &UnixStream) -> Result<(), ServeError> {
         stream.write_all(&[READY])?;
         let (mut message, mut answer) = (Vec::with_capacity(MAX), vec![0; ANSWER + MAX]);
         loop {
@@ -154,5 +165,35 @@ fn wishes(message: &[u8]) -> Option<Wishes> {
 fn enlarge(wishes: &Wishes, answer: &mut [u8]) {
     if let Some(Ok((offer, _))) = answer.get_mut(ANSWER..).map(Offer::mut_from_prefix) {
         offer.enlarge(wishes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // A run that was ended while its guest waited for a file would tell of an error that there is not.
+    #[test]
+    fn who_is_gone_before_the_answer_is_no_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let server = Server::open(directory.path(), Rights::Read).unwrap();
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let request = Request {
+            length: u32::try_from(REQUEST).unwrap().into(),
+            opcode: opcode::STATFS.into(),
+            unique: 7.into(),
+            node: 1.into(),
+            uid: 0.into(),
+            gid: 0.into(),
+            pid: 0.into(),
+            extensions: 0.into(),
+        };
+        theirs.write_all(request.as_bytes()).unwrap();
+        drop(theirs);
+        // What it has sent is there, and there is nobody for the answer.
+        assert!(server.serve(&ours).is_ok());
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(&[0; REQUEST]).unwrap();
+        assert!(matches!(server.serve(&ours), Err(ServeError::Length(0))));
     }
 }

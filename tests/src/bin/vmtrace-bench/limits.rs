@@ -10,7 +10,9 @@ use vmtrace_tests::trace::{RISCV_KERNELS, syscall};
 
 /// The table.
 pub(crate) fn run() -> Result<()> {
-    println!("\ninstructions a call and its return, of every function, while forks and files are made");
+    println!(
+        "\ninstructions a call and its return, of every function, while forks and files are made"
+    );
     table(&crate::HOST, crate::KERNEL)?;
     RISCV_KERNELS.into_iter().rev().try_for_each(|name| table(&RISCV, name))
 }
