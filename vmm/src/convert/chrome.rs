@@ -11,8 +11,8 @@ use serde_json::json;
 use super::calls::{Calls, Lane, Tracers};
 use super::ground::{Clock, task_name};
 use crate::export::{
-    Entry, Event, Export, Gather, JsonArgs, JsonReturned, OutOfGuest, Return, Tracepoint,
-    Unfinished, decimal,
+    Entry, Event, Export, Gather, JsonArgs, JsonReturned, Name, Names, OutOfGuest, Return, Tasks,
+    Tracepoint, Unfinished, Who, decimal,
 };
 use crate::stream::{Header, Loss, Mark, Summary};
 
@@ -27,6 +27,9 @@ pub struct Chrome {
     calls: Calls<()>,
     names: FxHashMap<(u32, u32), Box<str>>,
     tracers: Tracers,
+    /// Process and thread of tasks, which have their names.
+    threads: Tasks<(u32, u32)>,
+    texts: Names<Box<str>>,
     first: bool,
     now: u64,
 }
@@ -41,6 +44,8 @@ impl Chrome {
             calls: Calls::new(),
             names: FxHashMap::default(),
             tracers: Tracers::default(),
+            threads: Tasks::default(),
+            texts: Names::default(),
             first: true,
             now: 0,
         }
@@ -69,6 +74,18 @@ impl Chrome {
         Ok(())
     }
 
+    /// A function behind its key.
+    fn named(&mut self, key: &[u8], name: &Name<'_>) -> io::Result<()> {
+        let out = &mut self.out.bytes;
+        out.extend_from_slice(key);
+        let quoted = |name: &Name<'_>| Ok(serde_json::to_string(&name.text())?.into());
+        match self.texts.find(name, quoted)? {
+            Some(text) => out.extend_from_slice(text.as_bytes()),
+            None => serde_json::to_writer(out, &name.text())?,
+        }
+        Ok(())
+    }
+
     /// How long it took.
     fn lasts(&mut self, ns: u64) {
         self.out.bytes.extend_from_slice(b",\"dur\":");
@@ -94,7 +111,12 @@ impl Chrome {
         tgid: Option<u32>,
         comm: Option<&str>,
     ) -> io::Result<(u32, u32)> {
+        let who = Who { vcpu, pid, tgid, comm };
+        if let Some(&thread) = self.threads.get(who) {
+            return Ok(thread);
+        }
         let thread = if pid == 0 { (0, vcpu) } else { (tgid.unwrap_or(pid), pid) };
+        self.threads.keep(who, thread);
         let name = task_name(vcpu, pid, comm);
         if self.names.get(&thread).is_some_and(|known| **known == *name) {
             return Ok(thread);
@@ -114,13 +136,13 @@ impl Chrome {
         let lane = Lane::new(entry.vcpu, entry.pid, self.tracers.number(entry.tracer));
         let nests = entry.place.is_some_and(|place| self.calls.enter(lane, place.frame, ()));
         self.start(if nests { "B" } else { "i" }, at, pid, tid);
-        self.key("name", entry.function.text())?;
+        self.named(b",\"name\":", &entry.function)?;
         if let Some(tracer) = entry.tracer {
             self.key("cat", tracer)?;
         }
         self.on(entry.vcpu);
         if let Some(caller) = &entry.caller {
-            self.key("caller", caller.text())?;
+            self.named(b",\"caller\":", caller)?;
         }
         if let Some(context) = entry.context {
             self.key("context", context.to_string())?;
@@ -161,7 +183,7 @@ impl Chrome {
                 args.insert("duration".to_owned(), json!("uncertain"));
             }
         } else {
-            self.key("name", ret.function.text())?;
+            self.named(b",\"name\":", &ret.function)?;
             self.key("s", "t")?;
             args.insert("event".to_owned(), json!("return without an entry"));
         }
@@ -180,7 +202,7 @@ impl Chrome {
     ) -> io::Result<()> {
         self.start("X", at.saturating_sub(ns), pid, tid);
         self.lasts(ns);
-        self.key("name", ret.function.text())?;
+        self.named(b",\"name\":", &ret.function)?;
         if let Some(tracer) = ret.tracer {
             self.key("cat", tracer)?;
         }

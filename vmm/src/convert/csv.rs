@@ -1,12 +1,12 @@
 //! Comma-separated values: a row for each event, with the columns of [`COLUMNS`].
 
-use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, Write};
 
 use super::ground::Clock;
 use crate::export::{
-    Args, Called, Event, Export, Gather, JsonArgs, JsonReturned, Name, Returned, decimal,
+    Args, Called, Event, Export, Gather, JsonArgs, JsonReturned, Name, Names, Returned, Tasks, Who,
+    decimal,
 };
 use crate::stream::{Context, Header, Summary};
 
@@ -37,6 +37,9 @@ pub struct Csv {
     out: Gather<File>,
     clock: Clock,
     now: u64,
+    tasks: Tasks<Vec<u8>>,
+    functions: Names<Box<[u8]>>,
+    callers: Names<Box<[u8]>>,
 }
 
 #[derive(Default)]
@@ -60,7 +63,14 @@ impl Csv {
     /// Writes to `out`.
     #[must_use]
     pub fn new(out: File) -> Self {
-        Self { out: Gather::new(out), clock: Clock::default(), now: 0 }
+        Self {
+            out: Gather::new(out),
+            clock: Clock::default(),
+            now: 0,
+            tasks: Tasks::default(),
+            functions: Names::default(),
+            callers: Names::default(),
+        }
     }
 
     fn row(&mut self, at: u64, row: &Row<'_>) -> io::Result<()> {
@@ -68,22 +78,27 @@ impl Csv {
         let out = &mut self.out.bytes;
         decimal(out, at, 0, b' ');
         text(out, event);
-        for field in [row.vcpu, row.pid, row.tgid] {
-            number(out, field.map(u64::from));
+        match (row.vcpu, row.pid) {
+            (Some(vcpu), Some(pid)) => {
+                let who = Who { vcpu, pid, tgid: row.tgid, comm: *comm };
+                if let Some(kept) = self.tasks.get(who) {
+                    out.extend_from_slice(kept);
+                } else {
+                    let begin = out.len();
+                    task(out, row);
+                    self.tasks.keep(who, out.get(begin..).unwrap_or_default().to_vec());
+                }
+            }
+            _ => task(out, row),
         }
-        text(out, comm.unwrap_or_default());
         match &row.function {
-            Some(Name { symbol: Some((symbol, module)), .. }) => {
-                text(out, symbol);
-                text(out, module);
-            }
-            Some(name) => {
-                text(out, &name.text());
-                text(out, "");
-            }
+            Some(name) => named(&mut self.functions, out, name, function)?,
             None => out.extend_from_slice(b",,"),
         }
-        text(out, &row.caller.as_ref().map_or(Cow::Borrowed(""), Name::text));
+        match &row.caller {
+            Some(name) => named(&mut self.callers, out, name, caller)?,
+            None => out.push(b','),
+        }
         text(out, tracer.unwrap_or_default());
         for field in [row.depth.map(u64::from), row.duration_ns, row.count] {
             number(out, field);
@@ -100,6 +115,52 @@ impl Csv {
         self.now = self.now.max(at);
         at
     }
+}
+
+/// Columns of a vCPU and its task.
+fn task(out: &mut Vec<u8>, row: &Row<'_>) {
+    for field in [row.vcpu, row.pid, row.tgid] {
+        number(out, field.map(u64::from));
+    }
+    text(out, row.comm.unwrap_or_default());
+}
+
+/// Those of a function.
+fn function(out: &mut Vec<u8>, name: &Name<'_>) {
+    match name.symbol {
+        Some((symbol, module)) => {
+            text(out, symbol);
+            text(out, module);
+        }
+        None => {
+            text(out, &name.text());
+            text(out, "");
+        }
+    }
+}
+
+/// That of a caller.
+fn caller(out: &mut Vec<u8>, name: &Name<'_>) {
+    text(out, &name.text());
+}
+
+/// What is written of a name.
+fn named(
+    kept: &mut Names<Box<[u8]>>,
+    out: &mut Vec<u8>,
+    name: &Name<'_>,
+    write: impl Fn(&mut Vec<u8>, &Name<'_>),
+) -> io::Result<()> {
+    let made = kept.find(name, |name| {
+        let mut made = Vec::new();
+        write(&mut made, name);
+        Ok(made.into())
+    })?;
+    match made {
+        Some(made) => out.extend_from_slice(made),
+        None => write(out, name),
+    }
+    Ok(())
 }
 
 /// Another field, behind a comma.

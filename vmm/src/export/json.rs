@@ -1,7 +1,6 @@
 //! JSON Lines: one object for each event.
 
 use std::io::{self, Write};
-use std::num::NonZeroU64;
 
 use serde::Serialize;
 
@@ -9,6 +8,7 @@ use crate::stream::{Context, Header, Summary};
 
 use super::digits::decimal;
 use super::gather::Gather;
+use super::kept::{Names, Tasks, Who};
 use super::sorted::{SortedBy, by_function};
 use super::values::{JsonArgs, JsonReturned};
 use super::{Called, Entry, Event, Export, Name, Return, Tail, Tracepoint};
@@ -18,8 +18,8 @@ use super::{Called, Entry, Event, Export, Name, Return, Tail, Tracepoint};
 pub struct Json<W: Write> {
     out: Gather<W>,
     header: Header,
-    tasks: Tasks,
-    names: Names,
+    tasks: Tasks<Vec<u8>>,
+    names: Names<Quoted>,
 }
 
 impl<W: Write> Json<W> {
@@ -39,10 +39,10 @@ impl<W: Write> Json<W> {
         let ns = self.header.nanoseconds(entry.timestamp);
         let out = &mut self.out.bytes;
         begin(out, b"{\"event\":\"entry\"", ns);
-        self.tasks.write(out, (entry.vcpu, entry.pid, entry.comm))?;
-        self.names.write(out, b",\"function\":", b",\"module\":", &entry.function)?;
+        task(&mut self.tasks, out, (entry.vcpu, entry.pid, entry.comm))?;
+        named(&mut self.names, out, (b",\"function\":", b",\"module\":"), &entry.function)?;
         if let Some(caller) = &entry.caller {
-            self.names.write(out, b",\"caller\":", b",\"caller_module\":", caller)?;
+            named(&mut self.names, out, (b",\"caller\":", b",\"caller_module\":"), caller)?;
         }
         text(out, b",\"tracer\":", entry.tracer)?;
         number(out, b",\"depth\":", entry.place.map(|place| place.depth.into()));
@@ -55,8 +55,8 @@ impl<W: Write> Json<W> {
         let ns = self.header.nanoseconds(ret.timestamp);
         let out = &mut self.out.bytes;
         begin(out, b"{\"event\":\"return\"", ns);
-        self.tasks.write(out, (ret.vcpu, ret.pid, ret.comm))?;
-        self.names.write(out, b",\"function\":", b",\"module\":", &ret.function)?;
+        task(&mut self.tasks, out, (ret.vcpu, ret.pid, ret.comm))?;
+        named(&mut self.names, out, (b",\"function\":", b",\"module\":"), &ret.function)?;
         text(out, b",\"tracer\":", ret.tracer)?;
         number(out, b",\"depth\":", Some(ret.depth.into()));
         match ret.duration_ns {
@@ -72,10 +72,10 @@ impl<W: Write> Json<W> {
         let ns = self.header.nanoseconds(tail.timestamp);
         let out = &mut self.out.bytes;
         begin(out, b"{\"event\":\"tail\"", ns);
-        self.tasks.write(out, (tail.vcpu, tail.pid, tail.comm))?;
-        self.names.write(out, b",\"function\":", b",\"module\":", &tail.function)?;
+        task(&mut self.tasks, out, (tail.vcpu, tail.pid, tail.comm))?;
+        named(&mut self.names, out, (b",\"function\":", b",\"module\":"), &tail.function)?;
         if let Some(target) = &tail.target {
-            self.names.write(out, b",\"target\":", b",\"target_module\":", target)?;
+            named(&mut self.names, out, (b",\"target\":", b",\"target_module\":"), target)?;
         }
         text(out, b",\"tracer\":", tail.tracer)?;
         number(out, b",\"depth\":", Some(tail.depth.into()));
@@ -88,7 +88,7 @@ impl<W: Write> Json<W> {
         let ns = self.header.nanoseconds(event.timestamp);
         let out = &mut self.out.bytes;
         begin(out, b"{\"event\":\"event\"", ns);
-        self.tasks.write(out, (event.vcpu, event.pid, event.comm))?;
+        task(&mut self.tasks, out, (event.vcpu, event.pid, event.comm))?;
         text(out, b",\"name\":", Some(&texts(&event.event).0))?;
         other(out, b",\"context\":", event.context.map(Shown))?;
         other(out, b",\"fields\":", event.fields.map(JsonArgs))?;
@@ -114,102 +114,59 @@ fn begin(out: &mut Vec<u8>, event: &[u8], ns: i128) {
     }
 }
 
-/// vCPUs of which the last task is kept.
-const VCPUS: usize = 16;
-/// Names that are kept.
-const NAMES: usize = 1 << 12;
-
-/// Who was where, for lines: most are of the task of the one before.
-#[derive(Debug, Default)]
-struct Tasks([Option<Task>; VCPUS]);
-
-#[derive(Debug)]
-struct Task {
-    vcpu: u32,
-    pid: u32,
-    comm: Option<Box<str>>,
-    text: Vec<u8>,
-}
-
-impl Tasks {
-    fn write(
-        &mut self,
-        out: &mut Vec<u8>,
-        (vcpu, pid, comm): (u32, u32, Option<&str>),
-    ) -> io::Result<()> {
-        let place = usize::try_from(vcpu).unwrap_or(0) % VCPUS;
-        let Some(last) = self.0.get_mut(place) else { return Ok(()) };
-        let is_it =
-            |task: &&mut Task| (task.vcpu, task.pid) == (vcpu, pid) && task.comm.as_deref() == comm;
-        if let Some(task) = last.as_mut().filter(is_it) {
-            out.extend_from_slice(&task.text);
-            return Ok(());
-        }
-        let begin = out.len();
-        number(out, b",\"cpu\":", Some(vcpu.into()));
-        number(out, b",\"pid\":", Some(pid.into()));
-        if comm.is_none() {
-            out.extend_from_slice(b",\"comm\":null");
-        }
-        text(out, b",\"comm\":", comm)?;
-        let text = out.get(begin..).unwrap_or_default().to_vec();
-        *last = Some(Task { vcpu, pid, comm: comm.map(Into::into), text });
-        Ok(())
+/// The task of a line.
+fn task(
+    kept: &mut Tasks<Vec<u8>>,
+    out: &mut Vec<u8>,
+    who: (u32, u32, Option<&str>),
+) -> io::Result<()> {
+    let (vcpu, pid, comm) = who;
+    let who = Who { vcpu, pid, tgid: None, comm };
+    if let Some(made) = kept.get(who) {
+        out.extend_from_slice(made);
+        return Ok(());
     }
-}
-
-/// Names of functions and their modules, for lines.
-#[derive(Debug)]
-struct Names(Box<[Known]>);
-
-#[derive(Clone, Debug, Default)]
-struct Known {
-    /// See [`Name::number`].
-    number: Option<NonZeroU64>,
-    name: Box<[u8]>,
-    /// Empty: none.
-    module: Box<[u8]>,
-}
-
-impl Default for Names {
-    fn default() -> Self {
-        Self(vec![Known::default(); NAMES].into())
+    let begin = out.len();
+    number(out, b",\"cpu\":", Some(vcpu.into()));
+    number(out, b",\"pid\":", Some(pid.into()));
+    if comm.is_none() {
+        out.extend_from_slice(b",\"comm\":null");
     }
+    text(out, b",\"comm\":", comm)?;
+    kept.keep(who, out.get(begin..).unwrap_or_default().to_vec());
+    Ok(())
 }
 
-impl Names {
-    /// A name, or address without one, and the module, if there is one: behind these.
-    fn write(
-        &mut self,
-        out: &mut Vec<u8>,
-        key: &[u8],
-        of_module: &[u8],
-        name: &Name<'_>,
-    ) -> io::Result<()> {
-        let place = name.number.and_then(|it| usize::try_from(it.get()).ok()).unwrap_or(0) % NAMES;
-        let known = self.0.get_mut(place).filter(|_| name.number.is_some());
-        let Some(known) = known else {
-            let (function, module) = texts(name);
-            text(out, key, Some(&function))?;
-            return text(out, of_module, module);
+/// A function in quotes, and its module, or nothing.
+type Quoted = [Box<[u8]>; 2];
+
+/// A name, or address without one, and the module, if there is one: behind these.
+fn named(
+    kept: &mut Names<Quoted>,
+    out: &mut Vec<u8>,
+    (key, of_module): (&[u8], &[u8]),
+    name: &Name<'_>,
+) -> io::Result<()> {
+    let quoted = |name: &Name<'_>| {
+        let quoted = |of: Option<&str>| {
+            let mut quoted = Vec::new();
+            text(&mut quoted, b"", of).map(|()| quoted.into())
         };
-        if known.number != name.number {
-            let quoted = |of: Option<&str>| {
-                let mut quoted = Vec::new();
-                text(&mut quoted, b"", of).map(|()| quoted.into())
-            };
-            let (function, module) = texts(name);
-            let (function, module) = (quoted(Some(&function))?, quoted(module)?);
-            *known = Known { number: name.number, name: function, module };
-        }
-        out.extend_from_slice(key);
-        out.extend_from_slice(&known.name);
-        if !known.module.is_empty() {
-            out.extend_from_slice(of_module);
-            out.extend_from_slice(&known.module);
-        }
-        Ok(())
+        let (function, module) = texts(name);
+        Ok::<Quoted, io::Error>([quoted(Some(&function))?, quoted(module)?])
+    };
+    let Some([function, module]) = kept.find(name, quoted)? else {
+        let (function, module) = texts(name);
+        text(out, key, Some(&function))?;
+        return text(out, of_module, module);
+    };
+    out.extend_from_slice(key);
+    out.extend_from_slice(function);
+    if !module.is_empty() {
+        out.extend_from_slice(of_module);
+        out.extend_from_slice(module);
     }
+    Ok(())
 }
 
 /// A number behind its key, if there is one.
@@ -421,6 +378,7 @@ impl<W: Write> Export for Json<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::num::NonZeroU64;
 
     // A name that a guest has chosen ends its text, or the line.
     #[test]
@@ -431,7 +389,7 @@ mod tests {
             for ns in [0, 1, -1, i128::from(u64::MAX), i128::from(u64::MAX) * 1000, i128::MIN / 2] {
                 let mut out = Vec::new();
                 begin(&mut out, b"{\"event\":\"entry\"", ns);
-                tasks.write(&mut out, (3, u32::MAX, Some(comm))).unwrap();
+                task(&mut tasks, &mut out, (3, u32::MAX, Some(comm))).unwrap();
                 text(&mut out, b",\"tracer\":", Some(comm)).unwrap();
                 text(&mut out, b",\"module\":", None).unwrap();
                 number(&mut out, b",\"depth\":", Some(u64::MAX));
@@ -453,7 +411,7 @@ mod tests {
         }
         let mut out = Vec::new();
         begin(&mut out, b"{\"event\":\"tail\"", 5);
-        tasks.write(&mut out, (0, 0, None)).unwrap();
+        task(&mut tasks, &mut out, (0, 0, None)).unwrap();
         assert_eq!(out, b"{\"event\":\"tail\",\"ns\":5,\"cpu\":0,\"pid\":0,\"comm\":null");
     }
 
@@ -465,7 +423,7 @@ mod tests {
             (Some(("vfs_read", "")), 1, ",F\"vfs_read\""),
             (Some(("a\"b", "ext4")), 2, ",F\"a\\\"b\",M\"ext4\""),
             // In the place of the first.
-            (Some(("other", "")), 1 + NAMES as u64, ",F\"other\""),
+            (Some(("other", "")), 4097, ",F\"other\""),
             (None, 0, ",F\"0xffffffff81000000\""),
         ];
         for (symbol, number, expected) in all.iter().chain(&all) {
@@ -474,7 +432,7 @@ mod tests {
             let mut out = Vec::new();
             for _ in 0..2 {
                 out.clear();
-                names.write(&mut out, b",F", b",M", &name).unwrap();
+                named(&mut names, &mut out, (b",F", b",M"), &name).unwrap();
                 assert_eq!(String::from_utf8_lossy(&out), *expected);
             }
         }

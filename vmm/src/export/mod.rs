@@ -35,6 +35,7 @@ mod horizon;
 mod host;
 mod init;
 mod json;
+mod kept;
 mod live;
 #[cfg(test)]
 mod live_tests;
@@ -79,6 +80,7 @@ pub use horizon::Horizon;
 pub(crate) use host::OutOfGuest;
 pub(crate) use init::{STARTS_INIT, says_init};
 pub use json::Json;
+pub(crate) use kept::{Names, Tasks, Who};
 pub use live::{Live, Order, Rows};
 pub use losses::write_losses;
 pub(crate) use names::task_name;
