@@ -25,7 +25,9 @@ pub mod stream;
 mod terminal;
 pub mod top;
 mod view;
+mod wanted;
 
+use crate::export::{Absent, PlayError};
 use crate::serve::Source;
 use crate::session::{ConditionalError, HistogramError, ValuesError};
 use crate::tracer::TraceError;
@@ -137,6 +139,12 @@ pub mod exit {
 #[error("{0}")]
 struct BadUsage(String);
 
+/// Whether a trace was asked for what it cannot have.
+fn asks_for_absent(error: &anyhow::Error) -> bool {
+    let absent = |error: &PlayError| matches!(error, PlayError::Absent(_));
+    error.is::<Absent>() || error.downcast_ref::<PlayError>().is_some_and(absent)
+}
+
 /// Connects to a running trace; tries for so long.
 fn reach(source: &Source, wait: Duration) -> anyhow::Result<UnixStream> {
     source.connect(wait).with_context(|| {
@@ -216,6 +224,7 @@ pub fn main() -> u8 {
         let is_usage = error.is::<ValuesError>()
             || error.is::<check::BadRules>()
             || error.is::<BadUsage>()
+            || asks_for_absent(&error)
             || error.is::<ConditionalError>()
             || error.is::<HistogramError>()
             || error.is::<TraceError>();

@@ -6,7 +6,7 @@ use std::io;
 use crate::kernel::glob;
 use crate::stream::{Header, MarkKind, Stretch, Summary};
 
-use super::{Called, Event, Export, Name, SortedBy};
+use super::{Called, Event, Export, Name, SortedBy, Unmet};
 
 /// Which events are wanted: those that every condition accepts that is given. Losses and marks are
 /// not asked for tasks and functions; but of some tasks, vCPUs or functions alone, lines of the
@@ -59,6 +59,8 @@ impl Pick {
 pub struct Picked<E> {
     export: E,
     pick: Pick,
+    /// What of it no record was of so far.
+    unmet: Unmet,
     header: Header,
     /// Tasks that are followed.
     followed: HashSet<u32>,
@@ -79,8 +81,8 @@ struct Of<'a> {
 impl<E: Export> Picked<E> {
     /// Hands on to `export`.
     pub fn new(export: E, pick: Pick) -> Self {
-        let (header, followed) = (Header::default(), HashSet::new());
-        Self { export, pick, header, followed, others: None, records: 0, ended: false }
+        let (header, followed, unmet) = (Header::default(), HashSet::new(), Unmet::of(&pick));
+        Self { export, pick, unmet, header, followed, others: None, records: 0, ended: false }
     }
 
     fn is_in_time(&self, ticks: u64) -> bool {
@@ -112,6 +114,9 @@ impl<E: Export> Picked<E> {
     }
 
     fn wants(&mut self, of: &Of<'_>, ticks: Option<u64>) -> bool {
+        if !self.unmet.is_empty() {
+            self.unmet.meet((of.vcpu, of.pid), of.comm.unwrap_or_default());
+        }
         // Also of a time that is not wanted: a task may change its name after that.
         let follows = self.follows(of.pid, of.comm);
         let pick = &self.pick;
@@ -200,6 +205,7 @@ impl<E: Export> Export for Picked<E> {
         tracer: Option<&str>,
         hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
     ) -> io::Result<()> {
+        self.unmet.count(vcpu);
         let pick = &self.pick;
         if !pick.takes_counts(vcpu) {
             return Ok(());
@@ -214,6 +220,7 @@ impl<E: Export> Export for Picked<E> {
         tracer: Option<&str>,
         hits: &mut dyn Iterator<Item = Called<'_>>,
     ) -> io::Result<()> {
+        self.unmet.count(vcpu);
         let pick = &self.pick;
         if !pick.takes_counts(vcpu) {
             return Ok(());
@@ -227,6 +234,7 @@ impl<E: Export> Export for Picked<E> {
         by: &SortedBy<'_>,
         words: &mut dyn Iterator<Item = (Name<'_>, u8, u64)>,
     ) -> io::Result<()> {
+        self.unmet.count(by.vcpu);
         let pick = &self.pick;
         if !pick.takes_counts(by.vcpu) {
             return Ok(());
@@ -245,5 +253,11 @@ impl<E: Export> Export for Picked<E> {
 
     fn end(&mut self, summary: Option<&Summary>) -> io::Result<()> {
         if self.ended { Ok(()) } else { self.export.end(summary) }
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes = self.export.notes();
+        notes.extend(self.unmet.notes());
+        notes
     }
 }
