@@ -341,6 +341,27 @@ fn calls_need_returns() {
     }
 }
 
+// What nobody recorded is no guest that never turned interrupts off.
+#[test]
+fn latencies_need_their_events() {
+    for (kind, missing) in [
+        (
+            "irqsoff",
+            "preemptirq:irq_disable, preemptirq:irq_enable, sched:sched_switch, power:cpu_idle;",
+        ),
+        ("preemptirqsoff", "preemptirq:*, sched:sched_switch, power:cpu_idle;"),
+        ("wakeup", "sched:sched_waking, sched:sched_wakeup_new, sched:sched_switch;"),
+    ] {
+        for format in ["text", "json"] {
+            let output = report(&calls(), &["--latency", kind, "--format", format]);
+            let text = String::from_utf8(output.stderr).expect("UTF-8");
+            assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{text}");
+            assert!(text.contains(missing), "{text}");
+            assert!(text.contains(&format!("`vmtrace boot --latency {kind} -o FILE`")), "{text}");
+        }
+    }
+}
+
 #[test]
 fn reads_standard_input() {
     let mut command = vmtrace(&["report", "-", "--summary"]);

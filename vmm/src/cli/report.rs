@@ -242,6 +242,9 @@ impl Args {
         let (mut source, name) = open(&self.file)?;
         let mut player = Player::new(analysis);
         let played = play_through(&mut source, &mut player, true);
+        if let (Ok(()), Some(reason)) = (&played, player.export().cannot()) {
+            return Err(BadUsage(format!("{name}: {reason}")).into());
+        }
         if player.header().is_some() {
             let late = player.late();
             player.into_export().write(late, json, out)?;
