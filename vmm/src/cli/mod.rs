@@ -47,8 +47,8 @@ struct Cli {
 
 /// How a run ends that does not end by itself, and what it exits with.
 const BOOT_HELP: &str = "\
-SIGINT, SIGTERM and SIGHUP end the run in order: the trace is whole. Signals that come together are
-one request (timeout of coreutils sends two). A third or later one, a second or more after the
+SIGINT, SIGTERM and SIGHUP end the run in order: the trace is whole. Signals that come together are \
+one request (timeout of coreutils sends two). A third or later one, a second or more after the \
 first, ends it at once, with a torn trace.";
 
 #[derive(Debug, Subcommand)]
@@ -230,4 +230,30 @@ pub fn main() -> u8 {
             || error.is::<TraceError>();
         if is_usage { exit::USAGE } else { exit::FAILED }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All commands, and theirs.
+    fn commands(of: &clap::Command, all: &mut Vec<clap::Command>) {
+        for command in of.get_subcommands() {
+            all.push(command.clone());
+            commands(command, all);
+        }
+    }
+
+    // Lines that end where the author's did are broken again, each, by a terminal that is not as wide.
+    #[test]
+    fn what_is_behind_the_options_is_wrapped_by_the_terminal() {
+        let mut all = Vec::new();
+        commands(&Cli::command(), &mut all);
+        let texts = all.iter().filter_map(|command| command.get_after_help());
+        let texts: Vec<_> = texts.map(ToString::to_string).collect();
+        assert!(texts.len() > 3, "{texts:?}");
+        for text in texts {
+            assert!(!text.contains('\n') && !text.contains("  "), "{text}");
+        }
+    }
 }
