@@ -740,6 +740,15 @@ fn events_are_listed_for_people_and_programs() {
     );
     let field = serde_json::json!({"name": "pid", "type": "pid_t", "size": 4, "signed": true});
     assert_eq!(line["fields"][1], field);
+    assert_eq!(line.get("only_arguments"), None);
+    // What is recorded of others is not what is listed.
+    let only = ["events", "xdp:mem_return_failed", "--json"];
+    let output = vmtrace(&only, &image("x86_64-6.12")).assert().success();
+    let line: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    assert_eq!(line["only_arguments"], true);
+    vmtrace(&only[..2], &image("x86_64-6.12")).assert().success().stdout(
+        "xdp:mem_return_failed\tconst struct page * page, u32 mem_id, u32 mem_type\t[only arguments]\n",
+    );
     vmtrace(&["events", "sched_wakeup*"], &image("riscv64-7")).assert().success().stdout(
         "sched:sched_wakeup\tchar comm[16], pid_t pid, int prio, int target_cpu\n\
              sched:sched_wakeup_new\tchar comm[16], pid_t pid, int prio, int target_cpu\n",

@@ -71,6 +71,7 @@ enum Command {
     /// Show what this machine can do, and how to get the rest
     Doctor(doctor::Args),
     /// List the events (tracepoints) of a kernel with their fields
+    #[command(after_help = events::HELP)]
     Events(events::Args),
     /// List the functions of a kernel that can be traced
     Functions(functions::Args),
@@ -251,7 +252,7 @@ mod tests {
         commands(&Cli::command(), &mut all);
         let texts = all.iter().filter_map(|command| command.get_after_help());
         let texts: Vec<_> = texts.map(ToString::to_string).collect();
-        assert!(texts.len() > 3, "{texts:?}");
+        assert!(texts.len() > 4, "{texts:?}");
         for text in texts {
             assert!(!text.contains('\n') && !text.contains("  "), "{text}");
         }
