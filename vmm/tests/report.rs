@@ -323,6 +323,11 @@ fn what_a_trace_does_not_have_is_said() {
         let line = format!("vmtrace: note: {note}");
         assert!(text.lines().count() == 1 && text.starts_with(&line), "{text}");
     }
+    for options in [&["--since", "99"][..], &["--until", "0.0", "--pid", "1", "--since", "0"]] {
+        let (_, text) = said(options);
+        let times = "the first is at 0.000000 s, the last at 0.000099 s\n";
+        assert_eq!(text.contains(times), options[0] == "--since", "{text}");
+    }
     // Each for itself, and nothing of what there is.
     for options in [&["-f", "vfs_read"][..], &["-f", "*", "--pid", "1", "--cpu", "0"], &["-n", "x"]]
     {

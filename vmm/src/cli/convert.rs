@@ -174,9 +174,9 @@ fn convert(args: Args) -> Result<u8> {
     let part = part.pick();
     let (compress, once_told) = (args.compress, args.once_told);
     let shown = place.display().to_string();
-    let target = format.or_else(|| Target::of(&place)).with_context(|| {
+    let target = format.or_else(|| Target::of(&place)).ok_or_else(|| {
         let (trace, others) = (Target::TRACE, Format::list());
-        format!("{shown}: no format goes with this name; use --format {others}|{trace}")
+        BadUsage(format!("{shown}: no format goes with this name; use --format {others}|{trace}"))
     })?;
     let (mut source, name) = report::open(&file)?;
     let format = match target {

@@ -52,7 +52,7 @@ pub(super) struct View {
     #[arg(long, value_name = "TIME", value_parser = parse_moment, help_heading = WHAT)]
     until: Option<u64>,
     /// Show only the first N records
-    #[arg(long, value_name = "N", help_heading = WHAT)]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = WHAT)]
     limit: Option<u64>,
 }
 

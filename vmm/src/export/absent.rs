@@ -3,6 +3,8 @@
 use crate::kernel::{Near, glob};
 
 use super::Pick;
+use crate::export::seconds;
+use crate::stream::Header;
 
 /// Something is asked for that a trace cannot have: nothing would pass for a guest that did nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -102,5 +104,35 @@ impl Unmet {
             Asked::Follow(task) => format!("--follow {task}: no record is of such a task"),
             Asked::Cpu(cpu) => format!("--cpu {cpu}: no record is of that vCPU"),
         })
+    }
+}
+
+/// The times of records, and whether one is of those that are asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Span {
+    /// Of the first and the last one, in ticks.
+    ticks: Option<(u64, u64)>,
+    met: bool,
+}
+
+impl Span {
+    /// There is a record of this time.
+    #[inline]
+    pub(crate) fn see(&mut self, ticks: u64, wanted: bool) {
+        let (first, last) = self.ticks.unwrap_or((ticks, ticks));
+        self.ticks = Some((first.min(ticks), last.max(ticks)));
+        self.met |= wanted;
+    }
+
+    /// A line if there are records, and none of those times.
+    pub(crate) fn note(&self, clock: &Header) -> Option<String> {
+        let (first, last) = self.ticks.filter(|_| !self.met)?;
+        let nanoseconds = |ticks| clock.nanoseconds(ticks).max(0).try_into().unwrap_or(u64::MAX);
+        let at = |ticks| seconds(nanoseconds(ticks));
+        Some(format!(
+            "--since, --until: no record is of that time: the first is at {} s, the last at {} s",
+            at(first),
+            at(last)
+        ))
     }
 }

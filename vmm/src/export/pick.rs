@@ -6,7 +6,7 @@ use std::io;
 use crate::kernel::glob;
 use crate::stream::{Header, MarkKind, Stretch, Summary};
 
-use super::{Called, Event, Export, Name, SortedBy, Unmet};
+use super::{Called, Event, Export, Name, SortedBy, Span, Unmet};
 
 /// Which events are wanted: those that every condition accepts that is given. Losses and marks are
 /// not asked for tasks and functions; but of some tasks, vCPUs or functions alone, lines of the
@@ -61,6 +61,8 @@ pub struct Picked<E> {
     pick: Pick,
     /// What of it no record was of so far.
     unmet: Unmet,
+    /// When the records are, if they are asked for by time.
+    span: Span,
     header: Header,
     /// Tasks that are followed.
     followed: HashSet<u32>,
@@ -82,10 +84,14 @@ impl<E: Export> Picked<E> {
     /// Hands on to `export`.
     pub fn new(export: E, pick: Pick) -> Self {
         let (header, followed, unmet) = (Header::default(), HashSet::new(), Unmet::of(&pick));
-        Self { export, pick, unmet, header, followed, others: None, records: 0, ended: false }
+        let span = Span::default();
+        Self { export, pick, unmet, span, header, followed, others: None, records: 0, ended: false }
     }
 
     fn is_in_time(&self, ticks: u64) -> bool {
+        if self.pick.since.or(self.pick.until).is_none() {
+            return true;
+        }
         let at = self.header.nanoseconds(ticks);
         self.pick.since.is_none_or(|since| at >= i128::from(since))
             && self.pick.until.is_none_or(|until| at <= i128::from(until))
@@ -117,6 +123,10 @@ impl<E: Export> Picked<E> {
         if !self.unmet.is_empty() {
             self.unmet.meet((of.vcpu, of.pid), of.comm.unwrap_or_default());
         }
+        let in_time = ticks.is_none_or(|ticks| self.is_in_time(ticks));
+        if let Some(ticks) = ticks {
+            self.span.see(ticks, in_time);
+        }
         // Also of a time that is not wanted: a task may change its name after that.
         let follows = self.follows(of.pid, of.comm);
         let pick = &self.pick;
@@ -125,7 +135,7 @@ impl<E: Export> Picked<E> {
             && (pick.cpus.is_empty() || pick.cpus.contains(&of.vcpu))
             && any(&pick.comms, of.comm.unwrap_or_default())
             && any(&pick.modules, of.module)
-            && ticks.is_none_or(|ticks| self.is_in_time(ticks))
+            && in_time
     }
 }
 
@@ -257,7 +267,7 @@ impl<E: Export> Export for Picked<E> {
 
     fn notes(&self) -> Vec<String> {
         let mut notes = self.export.notes();
-        notes.extend(self.unmet.notes());
+        notes.extend(self.unmet.notes().chain(self.span.note(&self.header)));
         notes
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::export::{Absent, Pick, Unmet, task_name};
+use crate::export::{Absent, Pick, Span, Unmet, task_name};
 use crate::kernel::glob;
 use crate::stream::{Dictionaries, Header, Loss, Mark, MarkKind, Stretch};
 
@@ -12,6 +12,10 @@ pub(super) struct Part {
     pick: Pick,
     /// What of it no record was of so far.
     unmet: Unmet,
+    /// When the records are.
+    span: Span,
+    /// By which times are told.
+    clock: Header,
     /// The ticks that are time 0, when they are not those of the header.
     zero: Option<u64>,
     /// The first and the last ticks of the part, once the header was seen.
@@ -38,7 +42,8 @@ impl Part {
     /// those of the header.
     pub(super) fn new(pick: Pick, zero: Option<u64>) -> Self {
         let (vcpus, known, unmet) = (Vec::new(), HashMap::new(), Unmet::of(&pick));
-        Self { pick, unmet, zero, first: 0, last: u64::MAX, vcpus, known }
+        let (span, clock) = (Span::default(), Header::default());
+        Self { pick, unmet, span, clock, zero, first: 0, last: u64::MAX, vcpus, known }
     }
 
     /// # Errors
@@ -49,7 +54,7 @@ impl Part {
 
     /// Lines about what no record was of.
     pub(super) fn unmet(&self) -> impl Iterator<Item = String> + '_ {
-        self.unmet.notes()
+        self.unmet.notes().chain(self.span.note(&self.clock))
     }
 
     pub(super) fn begin(&mut self, header: &Header) {
@@ -64,6 +69,7 @@ impl Part {
             Some(behind) => behind.saturating_sub(1),
             None => u64::MAX,
         };
+        self.clock = clock;
         self.vcpus = vec![Vcpu::default(); usize::try_from(header.vcpus).unwrap_or(0)];
     }
 
@@ -76,8 +82,10 @@ impl Part {
         if !self.unmet.is_empty() {
             self.unmet.meet((vcpu, pid), &task_name(pid, names.task(pid)));
         }
+        let in_time = (self.first..=self.last).contains(&ticks);
+        self.span.see(ticks, in_time);
         let pick = &self.pick;
-        (self.first..=self.last).contains(&ticks)
+        in_time
             && (pick.cpus.is_empty() || pick.cpus.contains(&vcpu))
             && (pick.pids.is_empty() || pick.pids.contains(&pid))
             && (pick.comms.is_empty() || self.has_name(pid, names))

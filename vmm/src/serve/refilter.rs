@@ -40,9 +40,12 @@ pub(crate) struct Refilter<W> {
     summary: Option<Summary>,
 }
 
+/// Is told a function's name and module.
+type See = dyn FnMut(&str, Option<&str>) + Send;
+
 /// Who is told of functions, and which ones were told.
 struct Seer {
-    see: Box<dyn FnMut(&str, Option<&str>) + Send>,
+    see: Box<See>,
     told: HashSet<u32>,
 }
 
@@ -331,7 +334,7 @@ impl<W: Write> Refilter<W> {
                         Some(CountsOf::Entries) => counts.counts().for_each(|it| see(it.function)),
                         Some(CountsOf::Callers) => counts.callers().for_each(|it| see(it.function)),
                         Some(CountsOf::Sorted(_)) => {
-                            counts.buckets().for_each(|it| see(it.function))
+                            counts.buckets().for_each(|it| see(it.function));
                         }
                         None => {}
                     }

@@ -190,6 +190,8 @@ fn what_the_whole_does_not_have_is_said() {
             let notes = text.lines().filter(|line| line.contains(" has no record of ")).count();
             assert!(notes == 1 && text.contains("-f vfs_reed: "), "{text}");
         }
+        let (_, text) = said(&["-o", out, "--since", "9999"]);
+        assert!(text.contains("no record is of that time: the first is at "), "{text}");
         let (code, text) = said(&["-o", out, "--pid", "4000000", "--comm", "nosuch"]);
         assert_eq!(code, Some(0), "{text}");
         for option in ["--pid 4000000: no record", "--comm nosuch: no record"] {
