@@ -54,6 +54,22 @@ pub enum Error {
         .0.display()
     )]
     NoModules(PathBuf),
+    /// A directory that has more than the modules of one kernel.
+    #[error(
+        "{} has no modules.dep, and several modules {name} below it ({}, {}); give the directory of one \
+         kernel, like /lib/modules/RELEASE",
+        .dir.display(),
+        .pair[0].display(),
+        .pair[1].display()
+    )]
+    Several {
+        /// Their name.
+        name: String,
+        /// The directory.
+        dir: PathBuf,
+        /// Two of them.
+        pair: Box<[PathBuf; 2]>,
+    },
     /// No such module.
     #[error("there is no module {name} in {}", .dir.display())]
     NoModule {

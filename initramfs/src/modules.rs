@@ -12,6 +12,9 @@ use crate::error::Error;
 /// The limit of decompression. No module is nearly as large.
 const SIZE_MAX: u64 = 256 << 20;
 
+/// Most files that are looked at without a `modules.dep`. A kernel's own build tree has a third of that.
+const MOST_ENTRIES: u32 = 1_000_000;
+
 const SUFFIXES: [&str; 4] = [".ko", ".ko.xz", ".ko.gz", ".ko.zst"];
 
 /// The modules of a directory, with what each depends on.
@@ -127,20 +130,34 @@ impl Modules {
         }
     }
 
+    /// Looks for modules in all directories below. Of several that have one name nobody knows which one
+    /// is meant: they are of several kernels.
     fn scan(&mut self) -> Result<(), Error> {
         let mut todo = vec![self.dir.clone()];
+        let (mut found, mut entries) = (BTreeMap::new(), 0_u32);
         while let Some(dir) = todo.pop() {
             let open = |reason| Error::Open { path: dir.clone(), reason };
             for entry in fs::read_dir(&dir).map_err(open)? {
                 let entry = entry.map_err(open)?;
                 let path = entry.path();
+                entries += 1;
+                if entries > MOST_ENTRIES {
+                    return Err(Error::NoModules(self.dir.clone()));
+                }
                 if entry.file_type().is_ok_and(|t| t.is_dir()) {
                     todo.push(path);
                 } else if let Some(name) = path.to_str().and_then(module_name) {
-                    let needs = depends(&read_module(&path)?);
-                    self.by_name.insert(name, Module { file: path, needs });
+                    let second = path.clone();
+                    if let Some(first) = found.insert(name.clone(), path) {
+                        let (dir, pair) = (self.dir.clone(), Box::new([first, second]));
+                        return Err(Error::Several { name, dir, pair });
+                    }
                 }
             }
+        }
+        for (name, file) in found {
+            let needs = depends(&read_module(&file)?);
+            self.by_name.insert(name, Module { file, needs });
         }
         Ok(())
     }
@@ -263,6 +280,28 @@ mod tests {
         assert!(matches!(modules.resolve(&["base"]), Err(Error::Open { .. })));
         let empty = tempfile::tempdir().unwrap();
         assert!(matches!(Modules::open(empty.path()), Err(Error::NoModules(_))));
+    }
+
+    // Modules of another kernel would be loaded; and to read those of all kernels takes minutes.
+    #[test]
+    fn a_directory_of_several_kernels_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |path: &str| {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            // None is read.
+            fs::write(&path, "no ELF file").unwrap();
+        };
+        file("6.1/kernel/a-b.ko.xz");
+        file("6.2/kernel/a_b.ko");
+        let error = Modules::open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("several modules a_b") && !error.contains('\n'), "{error}");
+        assert!(error.contains("6.1/kernel/a-b.ko.xz") && error.contains("6.2/kernel/a_b.ko"));
+        assert!(error.contains("like /lib/modules/RELEASE"), "{error}");
+        fs::write(dir.path().join("6.1/kernel/a-b.ko.xz"), elf()).unwrap();
+        fs::remove_dir_all(dir.path().join("6.2")).unwrap();
+        fs::rename(dir.path().join("6.1/kernel/a-b.ko.xz"), dir.path().join("a-b.ko")).unwrap();
+        assert_eq!(Modules::open(dir.path()).unwrap().names().collect::<Vec<_>>(), ["a_b"]);
     }
 
     #[test]

@@ -39,6 +39,31 @@ fn who_cannot_be_told_gets_the_exit_code() {
     }
 }
 
+// It was looked for as a file, which is missing then.
+#[test]
+fn a_trace_is_not_controlled_by_an_address() {
+    for address in ["vsock:2:1024", "vsock:", "vsock:x"] {
+        let output = vmtrace(&["ctl", address, "status"]).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains("controlled only from the machine that runs its guest"), "{text}");
+    }
+    let output = vmtrace(&["ctl", "./vsock:x", "status"]).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && text.contains("./vsock:x: no running"), "{text}");
+}
+
+// The socket is first, whatever else there has to be.
+#[test]
+fn usage_has_arguments_in_their_order() {
+    for arguments in [&["run", "--help"][..], &["run"]] {
+        let output = vmtrace(arguments).output().unwrap();
+        let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        let (_, usage) = text.split_once("Usage: ").unwrap();
+        assert!(usage.starts_with("vmtrace run [OPTIONS] <SOCKET> <CMD>"), "{text}");
+    }
+}
+
 // A boot takes a while: what cannot be run is said before.
 #[test]
 fn command_lines_that_cannot_be_run_are_refused_before_anything_boots() {

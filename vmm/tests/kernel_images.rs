@@ -489,6 +489,48 @@ fn modules_of_an_image_are_found_for_its_lists() {
     }
 }
 
+// Two lines about one slip look like two.
+#[test]
+fn what_is_wrong_with_filters_is_said_once() {
+    let options = ["boot", "-f", "vfs_open", "-f", "vfs_raed", "--tracer", "a=vfs_raed,vfs_read"];
+    let more =
+        ["--tracer", "b=vfs_raed:args", "--returns", "vfs_raed", "--modules", "/nonexistent"];
+    let output = vmtrace(&[&options[..], &more].concat(), &image("x86_64-6.12")).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    // The boot ends behind it, for want of modules.
+    assert_eq!(text.matches("vfs_raed").count(), 1, "{text}");
+    assert!(text.contains("no function matches \"vfs_raed\"; near: vfs_read\n"), "{text}");
+    let none = ["boot", "-f", "vfs_open", "-n", "vfs_open", "--tracer", "vfs_read"];
+    let options = [&none[..], &["--modules", "/nonexistent"]].concat();
+    let output = vmtrace(&options, &image("x86_64-6.12")).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("warning: -f vfs_open -n vfs_open has no function\n"), "{text}");
+}
+
+// What tracers of the same functions, or patterns of the same events, have to say of them.
+#[test]
+fn notes_are_said_once() {
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: vmtrace::cli::boot::Args,
+    }
+    let kernel = Cached::open("x86_64-6.12").kernel;
+    for line in [
+        "-f vfs_* --args --tracer a=vfs_*:args",
+        "--tracer a=vfs_*:args --tracer b=vfs_*:args",
+        "--event xdp:* --event xdp:* --event xdp:xdp_*",
+        "-f :mod:ext4 --tracer a=:mod:ext4",
+    ] {
+        let words = ["boot", "vmlinuz"].into_iter().chain(line.split(' '));
+        let line = <Line as clap::Parser>::parse_from(words);
+        let (_, notes) = line.args.tracing(&kernel).unwrap();
+        let different: std::collections::BTreeSet<_> = notes.iter().collect();
+        assert_eq!(different.len(), notes.len(), "{notes:?}");
+        assert!(!notes.is_empty());
+    }
+}
+
 // A script must be able to tell a slip in its own command line from a run that failed.
 #[test]
 fn wrong_names_in_conditions_and_histograms_are_usage() {
@@ -698,6 +740,15 @@ fn events_are_listed_for_people_and_programs() {
     );
     let field = serde_json::json!({"name": "pid", "type": "pid_t", "size": 4, "signed": true});
     assert_eq!(line["fields"][1], field);
+    assert_eq!(line.get("only_arguments"), None);
+    // What is recorded of others is not what is listed.
+    let only = ["events", "xdp:mem_return_failed", "--json"];
+    let output = vmtrace(&only, &image("x86_64-6.12")).assert().success();
+    let line: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    assert_eq!(line["only_arguments"], true);
+    vmtrace(&only[..2], &image("x86_64-6.12")).assert().success().stdout(
+        "xdp:mem_return_failed\tconst struct page * page, u32 mem_id, u32 mem_type\t[only arguments]\n",
+    );
     vmtrace(&["events", "sched_wakeup*"], &image("riscv64-7")).assert().success().stdout(
         "sched:sched_wakeup\tchar comm[16], pid_t pid, int prio, int target_cpu\n\
              sched:sched_wakeup_new\tchar comm[16], pid_t pid, int prio, int target_cpu\n",

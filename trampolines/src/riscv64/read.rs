@@ -7,8 +7,6 @@ use crate::program::{Last, ProgramError, Read};
 use crate::reads::{Failure, Reads};
 use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
 
-/// The number of t3.
-
 /// `t3 += offset`; t4 is lost.
 fn add(ops: &mut Assembler, offset: i32) -> Result<(), ProgramError> {
     match offset {

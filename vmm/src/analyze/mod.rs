@@ -24,6 +24,11 @@ pub trait Analysis: Export {
     /// # Errors
     /// When the output fails.
     fn write(self, late: u64, json: bool, out: &mut dyn Write) -> io::Result<()>;
+
+    /// Why the report of this trace, which has ended, would be empty whatever the guest did.
+    fn cannot(&self) -> Option<String> {
+        None
+    }
 }
 
 /// Columns of a page for people.

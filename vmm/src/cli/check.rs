@@ -180,6 +180,9 @@ pub fn run(args: Args) -> Result<u8> {
     }
     let played = super::report::play_through(&mut source, &mut player, true);
     let late = player.late();
+    if let Err(PlayError::Absent(error)) = played {
+        return Err(error).context(name);
+    }
     let outcomes = player.into_export().finish(late);
     // What was found up to the place where a stream is torn is worth knowing.
     let printed = args.rules.write(&mut io::stdout().lock(), &outcomes);

@@ -15,10 +15,11 @@ use super::clock::Clock;
 use super::life;
 use super::losses::{self, Counted};
 use super::view::{check_span, parse_moment, parse_name};
+use super::wanted::{IN_ONE, Wanted};
 use super::{BadUsage, report, view};
 use crate::convert::{Format, Output, Tally};
 use crate::export::{
-    Called, Event, Export, Horizon, Name, Pick, Picked, PlayError, Player, SortedBy,
+    Absent, Called, Event, Export, Horizon, Name, Pick, Picked, PlayError, Player, SortedBy,
 };
 use crate::serve::{Globs, Refilter};
 use crate::stream::{Compression, Compressor, Header, StreamError, Summary};
@@ -173,9 +174,9 @@ fn convert(args: Args) -> Result<u8> {
     let part = part.pick();
     let (compress, once_told) = (args.compress, args.once_told);
     let shown = place.display().to_string();
-    let target = format.or_else(|| Target::of(&place)).with_context(|| {
+    let target = format.or_else(|| Target::of(&place)).ok_or_else(|| {
         let (trace, others) = (Target::TRACE, Format::list());
-        format!("{shown}: no format goes with this name; use --format {others}|{trace}")
+        BadUsage(format!("{shown}: no format goes with this name; use --format {others}|{trace}"))
     })?;
     let (mut source, name) = report::open(&file)?;
     let format = match target {
@@ -197,9 +198,14 @@ fn convert(args: Args) -> Result<u8> {
     let output = format.output(&place).with_context(|| format!("cannot write {shown}"))?;
     let times = Pick { since: part.since, until: part.until, ..Pick::default() };
     let mut torn = Ok(());
+    let wanted = Wanted::new([("-f", &*filter)]);
+    let mut notes = Vec::new();
+    let mut seen_here = wanted.clone();
     if !part.is_all() {
         let scratch = output.scratch().with_context(|| format!("cannot write {shown}"))?;
-        (source, torn) = part_of(source, &name, scratch, (part, clock))?;
+        (source, torn) = part_of(source, &name, scratch, (part, clock), (&wanted, &mut notes))?;
+        // All functions were seen: of the part there may be fewer.
+        seen_here = Wanted::default();
     }
     let writer = format.writer(&output).with_context(|| format!("cannot write {shown}"))?;
     let mut tally = Tally::new(writer, format);
@@ -212,7 +218,7 @@ fn convert(args: Args) -> Result<u8> {
     } else {
         Box::new(Picked::new(export, times)) as Box<dyn Export>
     };
-    let mut player = view::choose(Player::new(export), filter, notrace);
+    let mut player = view::choose(Player::new(export), (filter, notrace), &seen_here);
     if let Some(tracer) = tracer {
         player = player.with_tracer(tracer);
     }
@@ -222,7 +228,7 @@ fn convert(args: Args) -> Result<u8> {
     let begun = tally.has_begun();
     drop(tally);
     match &played {
-        Err(PlayError::Output(_)) => {}
+        Err(PlayError::Output(_) | PlayError::Absent(_)) => {}
         _ if !begun => {}
         // What is whole of a torn trace is worth having.
         _ => output.commit().with_context(|| format!("cannot write {shown}"))?,
@@ -239,16 +245,20 @@ fn convert(args: Args) -> Result<u8> {
     // The run has told of them itself.
     if let Some(summary) = played.summary.filter(|_| !once_told) {
         losses::tell(&summary, missed.get())?;
+        notes.extend(wanted.notes(IN_ONE));
+        report::tell_notes(&notes);
     }
     Ok(0)
 }
 
-/// A trace that has only a part of another, in `file`, and whether that other was whole.
+/// A trace that has only a part of another, in `file`, and whether that other was whole. `wanted` sees
+/// the functions of all of it.
 fn part_of(
     mut source: File,
     name: &str,
     mut file: File,
     (part, clock): (Pick, Clock),
+    (wanted, notes): (&Wanted, &mut Vec<String>),
 ) -> Result<(File, Result<()>)> {
     let mut zero = None;
     if clock == Clock::Guest {
@@ -261,13 +271,24 @@ fn part_of(
     let shown = || "cannot write a temporary file".to_owned();
     let sink = io::BufWriter::with_capacity(PIECE, file.try_clone().with_context(shown)?);
     let mut refilter = Refilter::by_names(sink, Globs::default(), None).with_part(part, zero);
+    refilter = seeing(refilter, wanted);
     let whole = cut(&mut source, name, &mut refilter, &shown)?.map(|_| ());
+    notes.extend(refilter.notes());
     let is_empty = file.stream_position().with_context(shown)? == 0;
     file.rewind().with_context(shown)?;
     match whole {
         Err(error) if is_empty => Err(error),
         whole => Ok((file, whole)),
     }
+}
+
+/// A refilter that shows `wanted` all functions, if that looks for any.
+fn seeing<W: io::Write>(refilter: Refilter<W>, wanted: &Wanted) -> Refilter<W> {
+    if wanted.is_done() {
+        return refilter;
+    }
+    let wanted = wanted.clone();
+    refilter.with_seer(move |name, module| wanted.see(name, module))
 }
 
 /// Gives `refilter` all that there is. Returns whether that was whole, with its summary.
@@ -287,9 +308,17 @@ fn cut<W: io::Write>(
             Err(error) if error.get_ref().is_some_and(|inner| inner.is::<StreamError>()) => {
                 break Err(error.into());
             }
+            Err(error) if error.get_ref().is_some_and(|inner| inner.is::<Absent>()) => {
+                let absent = error.downcast::<Absent>().map_err(anyhow::Error::from);
+                return Err(absent.map_or_else(|error| error, anyhow::Error::from))
+                    .context(name.to_owned());
+            }
             written => written.with_context(shown)?,
         }
     };
+    if played.is_ok() {
+        refilter.check_tracer().context(name.to_owned())?;
+    }
     refilter.flush().with_context(shown)?;
     Ok(played.context(name.to_owned()))
 }
@@ -309,8 +338,11 @@ fn trace(
         Some(how) => Box::new(Compressor::new(file, how).with_context(shown)?),
         None => Box::new(file),
     };
+    let wanted = Wanted::new([("-f", &*globs.filter)]);
     let mut refilter = Refilter::by_names(sink, globs, tracer).with_part(part, None);
+    refilter = seeing(refilter, &wanted);
     let played = cut(&mut source, name, &mut refilter, &shown)?;
+    let notes = [refilter.notes(), wanted.notes(IN_ONE)].concat();
     drop(refilter);
     // What is whole of a torn trace is worth having; nothing of what is none.
     if output.handle().and_then(|file| file.metadata()).is_ok_and(|file| file.len() > 0) {
@@ -318,6 +350,7 @@ fn trace(
     }
     if let Some(summary) = played? {
         losses::tell(&summary, 0)?;
+        report::tell_notes(&notes);
     }
     Ok(0)
 }

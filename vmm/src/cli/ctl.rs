@@ -6,23 +6,40 @@ use crate::serve::{
     self, Control, Globs, Source, TracerSpec, TriggerAction, TriggerError, TriggerSpec,
 };
 use anyhow::{Context, Result, bail};
+use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The exit codes, which differ from those of `vmtrace run`.
 pub(super) const HELP: &str = "\
-The exit code is 0, or 1 for a failure: also where there is no such socket, and when the trace refuses
-the command.";
+The exit code is 0, or 1 for a failure: also where there is no such socket, and when the trace \
+refuses the command.";
 
 /// Control a running trace.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Socket of `vmtrace boot --socket`
+    #[arg(value_parser = OsStringValueParser::new().try_map(parse_socket))]
     socket: PathBuf,
     #[command(subcommand)]
     command: Command,
+}
+
+/// What could be the path of a socket.
+fn parse_socket(text: OsString) -> Result<PathBuf, String> {
+    if text.is_empty() {
+        return Err("name the socket of `vmtrace boot --socket`".to_owned());
+    }
+    if text.to_string_lossy().starts_with("vsock:") {
+        return Err("a trace is controlled only from the machine that runs its guest, by the socket of \
+                    `vmtrace boot --socket`; inside a guest there are vmtrace stream and top (a path \
+                    that begins so: ./vsock:...)"
+            .to_owned());
+    }
+    Ok(text.into())
 }
 
 #[derive(Debug, clap::Subcommand)]

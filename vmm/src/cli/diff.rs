@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::exit;
-use super::report::{open, play_through};
+use super::report::{open, play_through, tell_notes};
 use super::terminal::Paging;
 use super::view::{choose, parse_time};
+use super::wanted::Wanted;
 use crate::analyze::diff::{Difference, Noise, Profile};
 use crate::export::{PlayError, Player};
 
@@ -61,8 +62,9 @@ enum Format {
 /// When a file cannot be read or is not a whole stream (what is whole has been compared then), or
 /// the output fails.
 pub fn run(args: &Args) -> Result<u8> {
-    let (a, name_a, whole_a) = args.profile(&args.a)?;
-    let (b, name_b, whole_b) = args.profile(&args.b)?;
+    let wanted = Wanted::new([("-f", &*args.filter)]);
+    let (a, name_a, whole_a) = args.profile(&args.a, &wanted)?;
+    let (b, name_b, whole_b) = args.profile(&args.b, &wanted)?;
     let noise = Noise { percent: args.noise, nanoseconds: args.least };
     let found = Difference::new((&a, &name_a), (&b, &name_b), noise);
     let seen = args.paging.show(|out| match args.format {
@@ -71,19 +73,30 @@ pub fn run(args: &Args) -> Result<u8> {
     });
     whole_a.context(name_a)?;
     whole_b.context(name_b)?;
+    let unmet = a.unmet().iter().filter(|glob| b.unmet().contains(glob));
+    let tasks = unmet.map(|glob| format!("--comm {glob}: neither trace has a task of such a name"));
+    tell_notes(&wanted.notes("neither trace has a record"));
+    tell_notes(&tasks.collect::<Vec<_>>());
     seen.map(|()| if found.is_empty() { exit::DONE } else { exit::DIFFERENT })
 }
 
 impl Args {
     /// What a file has, what it is called, and whether it is whole.
-    fn profile(&self, path: &Path) -> Result<(Profile, String, Result<(), PlayError>)> {
+    fn profile(
+        &self,
+        path: &Path,
+        wanted: &Wanted,
+    ) -> Result<(Profile, String, Result<(), PlayError>)> {
         let (mut source, name) = open(path)?;
         let mut player = Player::new(Profile::new(self.comm.clone()));
         if let Some(tracer) = &self.tracer {
             player = player.with_tracer(tracer.clone());
         }
-        player = choose(player, self.filter.clone(), self.notrace.clone());
+        player = choose(player, (self.filter.clone(), self.notrace.clone()), wanted);
         let played = play_through(&mut source, &mut player, true);
+        if let Err(PlayError::Absent(error)) = played {
+            return Err(error).context(name);
+        }
         if player.header().is_none() {
             played.context(name)?;
             anyhow::bail!("{}: no trace", path.display());

@@ -11,7 +11,7 @@ use super::module_files;
 use super::terminal::Paging;
 use crate::kernel::tracepoints::{Event, ModuleData, Origin};
 use crate::kernel::{Functions, Kernel};
-use crate::session::is_meant_in;
+use crate::session::{has_only_arguments, is_meant_in};
 
 /// Arguments of `vmtrace events`.
 #[derive(Debug, clap::Args)]
@@ -39,10 +39,17 @@ pub struct Args {
     paging: Paging,
 }
 
+/// What is behind the fields of an event that is recorded with other values.
+const ONLY: &str = "[only arguments]";
+pub(super) const HELP: &str = "\
+Events with [only arguments] (JSON: only_arguments) are recorded with the arguments of their \
+tracepoint, by the types that the kernel has for these, in place of the fields that are listed.";
+
 /// An event, and the module that has it, if it is none of the kernel's own.
 type Found = (Event, Option<String>);
 
-/// Prints each event: its name, for one of a module that in brackets, a tab, its fields with their types.
+/// Prints each event: its name, for one of a module that in brackets, a tab, its fields with their types,
+/// and where these are not what is recorded a tab and [`ONLY`].
 ///
 /// # Errors
 /// When the kernel or a module cannot be read, or no event matches.
@@ -107,6 +114,9 @@ struct Line<'a> {
     tracepoint: Option<&'a str>,
     fields: Vec<Field<'a>>,
     print: &'a str,
+    /// Whether it is recorded with the arguments of its tracepoint in place of the fields.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    only_arguments: bool,
 }
 
 #[derive(Serialize)]
@@ -132,7 +142,8 @@ impl<'a> Line<'a> {
         };
         let fields = event.fields.iter().map(field).collect();
         let module = module.as_deref();
-        Self { name: event.full_name(), module, tracepoint, fields, print: &event.print }
+        let (name, only_arguments) = (event.full_name(), has_only_arguments(event));
+        Self { name, module, tracepoint, fields, print: &event.print, only_arguments }
     }
 }
 
@@ -146,7 +157,8 @@ fn print(mut out: &mut dyn Write, events: &[Found], json: bool) -> std::io::Resu
         let (event, module) = found;
         let fields: Vec<String> = event.fields.iter().map(declared).collect();
         let module = module.as_ref().map_or_else(String::new, |module| format!(" [{module}]"));
-        writeln!(out, "{}{module}\t{}", event.full_name(), fields.join(", "))?;
+        let only = if has_only_arguments(event) { format!("\t{ONLY}") } else { String::new() };
+        writeln!(out, "{}{module}\t{}{only}", event.full_name(), fields.join(", "))?;
     }
     Ok(())
 }

@@ -72,6 +72,10 @@ impl Export for Counted<'_> {
     fn end(&mut self, summary: Option<&Summary>) -> io::Result<()> {
         self.export.end(summary)
     }
+
+    fn notes(&self) -> Vec<String> {
+        self.export.notes()
+    }
 }
 
 /// Tells of losses on standard error, if there are many; what was printed goes before.

@@ -25,7 +25,9 @@ pub mod stream;
 mod terminal;
 pub mod top;
 mod view;
+mod wanted;
 
+use crate::export::{Absent, PlayError};
 use crate::serve::Source;
 use crate::session::{ConditionalError, HistogramError, ValuesError};
 use crate::tracer::TraceError;
@@ -45,8 +47,8 @@ struct Cli {
 
 /// How a run ends that does not end by itself, and what it exits with.
 const BOOT_HELP: &str = "\
-SIGINT, SIGTERM and SIGHUP end the run in order: the trace is whole. Signals that come together are
-one request (timeout of coreutils sends two). A third or later one, a second or more after the
+SIGINT, SIGTERM and SIGHUP end the run in order: the trace is whole. Signals that come together are \
+one request (timeout of coreutils sends two). A third or later one, a second or more after the \
 first, ends it at once, with a torn trace.";
 
 #[derive(Debug, Subcommand)]
@@ -69,6 +71,7 @@ enum Command {
     /// Show what this machine can do, and how to get the rest
     Doctor(doctor::Args),
     /// List the events (tracepoints) of a kernel with their fields
+    #[command(after_help = events::HELP)]
     Events(events::Args),
     /// List the functions of a kernel that can be traced
     Functions(functions::Args),
@@ -136,6 +139,12 @@ pub mod exit {
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct BadUsage(String);
+
+/// Whether a trace was asked for what it cannot have.
+fn asks_for_absent(error: &anyhow::Error) -> bool {
+    let absent = |error: &PlayError| matches!(error, PlayError::Absent(_));
+    error.is::<Absent>() || error.downcast_ref::<PlayError>().is_some_and(absent)
+}
 
 /// Connects to a running trace; tries for so long.
 fn reach(source: &Source, wait: Duration) -> anyhow::Result<UnixStream> {
@@ -216,9 +225,36 @@ pub fn main() -> u8 {
         let is_usage = error.is::<ValuesError>()
             || error.is::<check::BadRules>()
             || error.is::<BadUsage>()
+            || asks_for_absent(&error)
             || error.is::<ConditionalError>()
             || error.is::<HistogramError>()
             || error.is::<TraceError>();
         if is_usage { exit::USAGE } else { exit::FAILED }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All commands, and theirs.
+    fn commands(of: &clap::Command, all: &mut Vec<clap::Command>) {
+        for command in of.get_subcommands() {
+            all.push(command.clone());
+            commands(command, all);
+        }
+    }
+
+    // Lines that end where the author's did are broken again, each, by a terminal that is not as wide.
+    #[test]
+    fn what_is_behind_the_options_is_wrapped_by_the_terminal() {
+        let mut all = Vec::new();
+        commands(&Cli::command(), &mut all);
+        let texts = all.iter().filter_map(|command| command.get_after_help());
+        let texts: Vec<_> = texts.map(ToString::to_string).collect();
+        assert!(texts.len() > 4, "{texts:?}");
+        for text in texts {
+            assert!(!text.contains('\n') && !text.contains("  "), "{text}");
+        }
+    }
 }

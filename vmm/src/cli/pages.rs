@@ -9,8 +9,8 @@ use std::io::Write as _;
 use std::path::PathBuf;
 
 pub(super) const COMPLETIONS_HELP: &str = "\
-For one user: vmtrace completions bash > ~/.local/share/bash-completion/completions/vmtrace,
-vmtrace completions fish > ~/.config/fish/completions/vmtrace.fish, and for zsh a file _vmtrace in a
+For one user: vmtrace completions bash > ~/.local/share/bash-completion/completions/vmtrace, \
+vmtrace completions fish > ~/.config/fish/completions/vmtrace.fish, and for zsh a file _vmtrace in a \
 directory of $fpath. The Debian package has them.";
 
 /// Arguments of `vmtrace completions`.

@@ -7,12 +7,14 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use vmtrace_system::say;
 
 use super::BadUsage;
 use super::clock::Clock;
 use super::losses::{self, Counted};
 use super::terminal::Looks;
 use super::view::{View, WHAT, choose, parse_time};
+use super::wanted::IN_ONE;
 use crate::analyze::Analysis;
 use crate::analyze::boot::Boot;
 use crate::analyze::latency::{Kind, Latency};
@@ -134,8 +136,12 @@ pub fn run(args: Args) -> Result<u8> {
     // What there is to say comes behind what a pager shows.
     let seen = screen.finish();
     match printed {
-        Ok(Printed { told: Some((summary, missed)) }) => losses::tell(&summary, missed)?,
-        Ok(Printed { told: None }) => {}
+        Ok(Printed { losses, notes }) => {
+            if let Some((summary, missed)) = losses {
+                losses::tell(&summary, missed)?;
+            }
+            tell_notes(&notes);
+        }
         // Whoever read the output has seen enough.
         Err(error) if is_broken_pipe(&error) => {}
         Err(error) => return Err(error),
@@ -143,9 +149,17 @@ pub fn run(args: Args) -> Result<u8> {
     seen.map(|()| 0)
 }
 
-/// What is to be said of losses.
+/// What is to be said once it was printed.
 struct Printed {
-    told: Option<(Summary, u64)>,
+    losses: Option<(Summary, u64)>,
+    notes: Vec<String>,
+}
+
+/// Says what a trace does not have of what was asked for.
+pub(super) fn tell_notes(notes: &[String]) {
+    for note in notes {
+        say!("vmtrace: note: {note}");
+    }
 }
 
 pub(super) fn is_broken_pipe(error: &anyhow::Error) -> bool {
@@ -181,13 +195,23 @@ impl Args {
         let export = self.view.pick(export);
         let missed = Cell::new(0);
         let export: Box<dyn Export + '_> = Box::new(Counted { export, missed: &missed });
-        let mut player = self.view.apply(Player::new(export));
         let unordered = only_summary || self.stats;
-        let filter = if self.callers.is_empty() { self.filter } else { self.callers };
-        player = choose(player, filter, self.notrace);
+        let (option, filter) =
+            if self.callers.is_empty() { ("-f", self.filter) } else { ("--callers", self.callers) };
+        let wanted = self.view.wanted(option, &filter);
+        let wants_calls = self.view.wants_graph();
+        let mut player = self.view.apply(Player::new(export));
+        player = choose(player, (filter, self.notrace), &wanted);
         let (mut source, name) = open(&self.file)?;
         let played = play_by(self.clock, &mut source, &mut player, !unordered);
-        let Played { header, summary } = played_of(player, played).context(name)?;
+        let lacks_calls = wants_calls && !player.has_calls();
+        let Played { header, summary, mut notes } = played_of(player, played).context(name)?;
+        notes.extend(wanted.notes(IN_ONE));
+        if lacks_calls && summary.as_ref().is_some_and(|summary| summary.records() > 0) {
+            let note = "the records do not tell which calls are within which and how long they took: \
+                        trace with `vmtrace boot --graph`";
+            notes.push(note.to_owned());
+        }
         let (Some(header), Some(summary)) = (header, summary) else { bail!("no summary") };
         if format == Format::RawSummary {
             raw_summary(&mut out, &header, &summary)?;
@@ -195,7 +219,7 @@ impl Args {
             write_summary(&mut out, &summary)?;
         }
         out.flush()?;
-        Ok(Printed { told: Some((summary, missed.get())) })
+        Ok(Printed { losses: Some((summary, missed.get())), notes })
     }
 }
 
@@ -218,12 +242,15 @@ impl Args {
         let (mut source, name) = open(&self.file)?;
         let mut player = Player::new(analysis);
         let played = play_through(&mut source, &mut player, true);
+        if let (Ok(()), Some(reason)) = (&played, player.export().cannot()) {
+            return Err(BadUsage(format!("{name}: {reason}")).into());
+        }
         if player.header().is_some() {
             let late = player.late();
             player.into_export().write(late, json, out)?;
         }
         played.context(name)?;
-        Ok(Printed { told: None })
+        Ok(Printed { losses: None, notes: Vec::new() })
     }
 }
 
@@ -245,6 +272,8 @@ pub(super) fn open(path: &Path) -> Result<(File, String)> {
 pub(super) struct Played {
     pub(super) header: Option<Header>,
     pub(super) summary: Option<Summary>,
+    /// What is to be said besides.
+    pub(super) notes: Vec<String>,
 }
 
 /// Plays all that there is to read, from the beginning to the end. Files are played in order if that
@@ -272,7 +301,8 @@ pub(super) fn play_by<E: Export>(
 ) -> Result<(), PlayError> {
     if !source.metadata().map_err(StreamError::from)?.is_file() {
         clock.start(None).map_err(PlayError::Start)?;
-        return player.play(source);
+        player.play(source)?;
+        return player.check_tracer();
     }
     if in_order || clock == Clock::Guest {
         let start = source.stream_position().map_err(StreamError::from)?;
@@ -285,7 +315,8 @@ pub(super) fn play_by<E: Export>(
         }
         source.seek(io::SeekFrom::Start(start)).map_err(StreamError::from)?;
     }
-    player.play_file(source)
+    player.play_file(source)?;
+    player.check_tracer()
 }
 
 /// What was played, once what could not be shown has been told.
@@ -295,9 +326,10 @@ pub(super) fn played_of<E: Export>(
 ) -> Result<Played, PlayError> {
     tell_skipped(&player);
     let (header, summary) = (player.header().cloned(), player.summary().cloned());
+    let notes = player.export().notes();
     // What it prints to is the caller's again.
     drop(player);
-    played.map(|()| Played { header, summary })
+    played.map(|()| Played { header, summary, notes })
 }
 
 /// Logs what of a stream could not be shown as it is meant.

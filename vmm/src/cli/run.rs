@@ -21,13 +21,18 @@ const NOT_FOUND: u8 = 127;
 
 /// The numbers that commands leave free, as `env` and `chroot` of coreutils have them.
 pub(super) const HELP: &str = "\
-The exit code is the command's, or 128 and its signal's number; 125 if vmtrace or the agent
-failed (also where there is no such socket), 126 if the program cannot be started, 127 if there is
+The exit code is the command's, or 128 and its signal's number; 125 if vmtrace or the agent \
+failed (also where there is no such socket), 126 if the program cannot be started, 127 if there is \
 none. With --modules, --list and --fetch, which run nothing, it is 0, or 1 for a failure.";
+
+/// Where clap makes this, what has to be one of several is before the socket.
+const USAGE: &str = "\
+vmtrace run [OPTIONS] <SOCKET> <CMD>...
+       vmtrace run [OPTIONS] <SOCKET> <--command-line <LINE>|--modules|--list <PATH>|--fetch <PATH>>";
 
 /// Arguments of `vmtrace run`.
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("what").required(true))]
+#[command(group = clap::ArgGroup::new("what").required(true), override_usage = USAGE)]
 pub struct Args {
     /// Unix socket of `vmtrace boot --socket` or of a vsock device (as Firecracker's), or vsock:CID[:PORT]
     socket: PathBuf,

@@ -108,11 +108,12 @@ impl Args {
         let socket = stream.try_clone().with_context(|| name.clone())?;
         let mut source = serve::accepted(stream).with_context(|| name.clone())?;
         let live = Rc::new(RefCell::new(Live::new(self.cpu.clone())));
-        let pick = Pick { pids: self.pid, comms: self.comm, cpus: self.cpu, ..Pick::default() };
+        let cpus = self.cpu.clone();
+        let pick = Pick { pids: self.pid, comms: self.comm, cpus, ..Pick::default() };
         let export = Shared(Rc::clone(&live));
         let export: Box<dyn Export> =
             if pick.is_all() { Box::new(export) } else { Box::new(Picked::new(export, pick)) };
-        let mut player = Player::new(export);
+        let mut player = Player::new(export).with_cpus(self.cpu);
         if let Some(tracer) = self.tracer {
             player = player.with_tracer(tracer);
         }

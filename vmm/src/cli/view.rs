@@ -1,6 +1,7 @@
 //! Options that select what of a trace is printed, shared by several commands.
 
 use super::BadUsage;
+use super::wanted::Wanted;
 use crate::check::parse_time as parse_unit;
 use crate::export::{Export, Pick, Picked, Player};
 use crate::kernel::Functions;
@@ -51,7 +52,7 @@ pub(super) struct View {
     #[arg(long, value_name = "TIME", value_parser = parse_moment, help_heading = WHAT)]
     until: Option<u64>,
     /// Show only the first N records
-    #[arg(long, value_name = "N", help_heading = WHAT)]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = WHAT)]
     limit: Option<u64>,
 }
 
@@ -77,6 +78,12 @@ impl View {
         if pick.is_all() { export } else { Box::new(Picked::new(export, pick)) }
     }
 
+    /// What is to be told at the end when no function is like it.
+    pub(super) fn wanted(&self, option: &'static str, filter: &[String]) -> Wanted {
+        let roots = ("--graph-root", &*self.graph_root);
+        Wanted::new([(option, filter), roots, ("--module", &*self.module)])
+    }
+
     /// Whether calls are what the user asks for.
     pub(super) fn wants_graph(&self) -> bool {
         let rooted = self.graph || !self.graph_root.is_empty();
@@ -90,6 +97,7 @@ impl View {
 
     /// The player that plays only that.
     pub(super) fn apply<E: Export>(self, mut player: Player<E>) -> Player<E> {
+        player = player.with_cpus(self.cpu);
         if !self.graph_root.is_empty() {
             let roots = self.graph_root;
             player = player.with_roots(move |name, module| {
@@ -109,17 +117,22 @@ impl View {
     }
 }
 
-/// Plays only functions that one of `filter` matches, of none all, and none of `notrace`.
+/// Plays only functions that one of `filter` matches, of none all, and none of `notrace`; `wanted`
+/// sees all that there are.
 pub(super) fn choose<E: Export>(
     player: Player<E>,
-    filter: Vec<String>,
-    notrace: Vec<String>,
+    (filter, notrace): (Vec<String>, Vec<String>),
+    wanted: &Wanted,
 ) -> Player<E> {
     let globs = Globs { filter, notrace };
-    if globs.is_empty() {
+    if globs.is_empty() && wanted.is_done() {
         return player;
     }
-    player.with_filter(move |name, module| globs.mean(name, module))
+    let wanted = wanted.clone();
+    player.with_filter(move |name, module| {
+        wanted.see(name, module);
+        globs.mean(name, module)
+    })
 }
 
 /// A time with its unit, in nanoseconds.

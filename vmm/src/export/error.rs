@@ -5,6 +5,8 @@ use std::io;
 
 use crate::stream::{DictionaryFull, StreamError};
 
+use super::Absent;
+
 /// Why playing stopped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -18,6 +20,9 @@ pub enum PlayError {
     /// Times cannot be counted from where it was asked for.
     #[error("{0}")]
     Start(String),
+    /// Something is asked for that the trace cannot have.
+    #[error(transparent)]
+    Absent(#[from] Absent),
     /// The output failed.
     #[error("writing the output")]
     Output(#[source] io::Error),

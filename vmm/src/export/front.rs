@@ -205,7 +205,9 @@ impl Front {
                 Ok(0) => break Ok(()),
                 Ok(_) => match self.decode(behind) {
                     Ok(()) => {}
-                    Err(error @ PlayError::Output(_)) => return Err(error),
+                    Err(error @ (PlayError::Output(_) | PlayError::Absent(_))) => {
+                        return Err(error);
+                    }
                     error => break error,
                 },
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}

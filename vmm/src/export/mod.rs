@@ -15,6 +15,7 @@
 //! # }
 //! ```
 
+mod absent;
 mod ahead;
 mod aside;
 mod called;
@@ -70,6 +71,8 @@ use std::num::NonZeroU64;
 
 use crate::stream::{Context, Header, Loss, Mark, Stretch, Summary};
 
+pub use absent::Absent;
+pub(crate) use absent::{Span, Unmet};
 pub use callers::Callers;
 pub use colour::Colours;
 pub(crate) use digits::decimal;

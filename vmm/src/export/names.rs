@@ -9,6 +9,9 @@ use crate::stream::{
 
 use super::{Name, printable};
 
+/// The name of the first tracer, if it was not told.
+const UNNAMED: &str = "tracer0";
+
 /// The name of a tracer that was not told.
 pub(crate) fn unnamed(number: u8) -> String {
     format!("tracer{number}")
@@ -289,6 +292,12 @@ impl Tracers {
         if let Some(name) = self.grow(tracer.number) {
             *name = printable(tracer.name).into();
         }
+    }
+
+    /// All names; of a stream that tells none that of its only tracer.
+    pub(super) fn all(&self) -> impl Iterator<Item = &str> + Clone {
+        let first = self.names.is_empty().then_some(UNNAMED);
+        first.into_iter().chain(self.names.iter().map(|name| &**name))
     }
 
     /// The name of a tracer, if there are several.

@@ -6,7 +6,7 @@ use std::io;
 use crate::kernel::glob;
 use crate::stream::{Header, MarkKind, Stretch, Summary};
 
-use super::{Called, Event, Export, Name, SortedBy};
+use super::{Called, Event, Export, Name, SortedBy, Span, Unmet};
 
 /// Which events are wanted: those that every condition accepts that is given. Losses and marks are
 /// not asked for tasks and functions; but of some tasks, vCPUs or functions alone, lines of the
@@ -59,6 +59,10 @@ impl Pick {
 pub struct Picked<E> {
     export: E,
     pick: Pick,
+    /// What of it no record was of so far.
+    unmet: Unmet,
+    /// When the records are, if they are asked for by time.
+    span: Span,
     header: Header,
     /// Tasks that are followed.
     followed: HashSet<u32>,
@@ -79,11 +83,15 @@ struct Of<'a> {
 impl<E: Export> Picked<E> {
     /// Hands on to `export`.
     pub fn new(export: E, pick: Pick) -> Self {
-        let (header, followed) = (Header::default(), HashSet::new());
-        Self { export, pick, header, followed, others: None, records: 0, ended: false }
+        let (header, followed, unmet) = (Header::default(), HashSet::new(), Unmet::of(&pick));
+        let span = Span::default();
+        Self { export, pick, unmet, span, header, followed, others: None, records: 0, ended: false }
     }
 
     fn is_in_time(&self, ticks: u64) -> bool {
+        if self.pick.since.or(self.pick.until).is_none() {
+            return true;
+        }
         let at = self.header.nanoseconds(ticks);
         self.pick.since.is_none_or(|since| at >= i128::from(since))
             && self.pick.until.is_none_or(|until| at <= i128::from(until))
@@ -112,6 +120,13 @@ impl<E: Export> Picked<E> {
     }
 
     fn wants(&mut self, of: &Of<'_>, ticks: Option<u64>) -> bool {
+        if !self.unmet.is_empty() {
+            self.unmet.meet((of.vcpu, of.pid), of.comm.unwrap_or_default());
+        }
+        let in_time = ticks.is_none_or(|ticks| self.is_in_time(ticks));
+        if let Some(ticks) = ticks {
+            self.span.see(ticks, in_time);
+        }
         // Also of a time that is not wanted: a task may change its name after that.
         let follows = self.follows(of.pid, of.comm);
         let pick = &self.pick;
@@ -120,7 +135,7 @@ impl<E: Export> Picked<E> {
             && (pick.cpus.is_empty() || pick.cpus.contains(&of.vcpu))
             && any(&pick.comms, of.comm.unwrap_or_default())
             && any(&pick.modules, of.module)
-            && ticks.is_none_or(|ticks| self.is_in_time(ticks))
+            && in_time
     }
 }
 
@@ -200,6 +215,7 @@ impl<E: Export> Export for Picked<E> {
         tracer: Option<&str>,
         hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
     ) -> io::Result<()> {
+        self.unmet.count(vcpu);
         let pick = &self.pick;
         if !pick.takes_counts(vcpu) {
             return Ok(());
@@ -214,6 +230,7 @@ impl<E: Export> Export for Picked<E> {
         tracer: Option<&str>,
         hits: &mut dyn Iterator<Item = Called<'_>>,
     ) -> io::Result<()> {
+        self.unmet.count(vcpu);
         let pick = &self.pick;
         if !pick.takes_counts(vcpu) {
             return Ok(());
@@ -227,6 +244,7 @@ impl<E: Export> Export for Picked<E> {
         by: &SortedBy<'_>,
         words: &mut dyn Iterator<Item = (Name<'_>, u8, u64)>,
     ) -> io::Result<()> {
+        self.unmet.count(by.vcpu);
         let pick = &self.pick;
         if !pick.takes_counts(by.vcpu) {
             return Ok(());
@@ -245,5 +263,11 @@ impl<E: Export> Export for Picked<E> {
 
     fn end(&mut self, summary: Option<&Summary>) -> io::Result<()> {
         if self.ended { Ok(()) } else { self.export.end(summary) }
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes = self.export.notes();
+        notes.extend(self.unmet.notes().chain(self.span.note(&self.header)));
+        notes
     }
 }

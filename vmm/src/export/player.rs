@@ -70,6 +70,28 @@ impl<E: Export> Player<E> {
         self
     }
 
+    /// Plays nothing if the guest lacks one of these vCPUs; what is of others is played as well.
+    #[must_use]
+    pub fn with_cpus(mut self, cpus: Vec<u32>) -> Self {
+        self.stage.teller.ahead.selection.cpus = cpus;
+        self
+    }
+
+    /// Whether the tracer whose records are played was one of the stream, of which all was read.
+    ///
+    /// # Errors
+    /// When it was not.
+    pub fn check_tracer(&self) -> Result<(), PlayError> {
+        let ahead = &self.stage.teller.ahead;
+        Ok(ahead.selection.check_tracer(&ahead.tracers)?)
+    }
+
+    /// Whether any record so far told where in the call graph it is: others say nothing of depths,
+    /// durations and what a function calls.
+    pub fn has_calls(&self) -> bool {
+        self.stage.framed
+    }
+
     /// Plays no functions from that depth on, counted from 0 for the outermost.
     #[must_use]
     pub fn with_max_depth(mut self, depth: u32) -> Self {

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use crate::stream::{Header, Tracer};
 
-use super::names::{Symbols, unnamed};
+use super::Absent;
+use super::names::{Symbols, Tracers, unnamed};
 use super::pairing::Choice;
 
 /// Most answers of a filter that are remembered.
@@ -60,20 +61,44 @@ impl fmt::Debug for Filter {
 pub(crate) struct TracerChoice {
     name: String,
     numbers: Vec<bool>,
+    /// One had the name, though another may have its number since.
+    found: bool,
 }
 
 impl TracerChoice {
     /// Those of that name; a tracer without one is called `tracer`, and its number.
     pub(crate) fn new(name: String) -> Self {
         let numbers = (0..=u8::MAX).map(|number| unnamed(number) == name).collect();
-        Self { name, numbers }
+        Self { name, numbers, found: false }
     }
 
     /// A tracer has a name from here on.
     pub(crate) fn learn(&mut self, tracer: Tracer<'_>) {
         if let Some(known) = self.numbers.get_mut(usize::from(tracer.number)) {
             *known = tracer.name == self.name;
+            self.found |= *known;
         }
+    }
+
+    /// Whether one of the stream's tracers had that name; `all` are those that are known now.
+    ///
+    /// # Errors
+    /// When none had.
+    pub(crate) fn check<'a>(
+        &self,
+        all: impl Iterator<Item = &'a str> + Clone,
+    ) -> Result<(), Absent> {
+        if self.found || all.clone().any(|name| name == self.name) {
+            return Ok(());
+        }
+        Err(Absent::tracer(&self.name, all))
+    }
+
+    /// The same of a tracer of a record: one without a name is known by that.
+    pub(crate) fn meets(&mut self, number: u8) -> bool {
+        let is = self.is(number);
+        self.found |= is;
+        is
     }
 
     /// Whether that tracer is one.
@@ -88,6 +113,8 @@ pub(super) struct Selection {
     filter: Option<Filter>,
     roots: Option<Filter>,
     tracer: Option<TracerChoice>,
+    /// These must be vCPUs of the guest.
+    pub(super) cpus: Vec<u32>,
     /// Only returns after so many nanoseconds.
     pub(super) min_duration: Option<u64>,
 }
@@ -99,6 +126,7 @@ impl Selection {
             filter: self.filter.as_ref().map(Filter::again),
             roots: self.roots.as_ref().map(Filter::again),
             tracer: self.tracer.clone(),
+            cpus: self.cpus.clone(),
             min_duration: self.min_duration,
         }
     }
@@ -119,6 +147,14 @@ impl Selection {
 
     pub(super) fn set_tracer(&mut self, name: String) {
         self.tracer = Some(TracerChoice::new(name));
+    }
+
+    /// Whether the tracer that is wanted is one of the stream, now that all of it was read.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub(super) fn check_tracer(&self, tracers: &Tracers) -> Result<(), Absent> {
+        self.tracer.as_ref().map_or(Ok(()), |choice| choice.check(tracers.all()))
     }
 
     /// Addresses may have other names from here on.
@@ -150,7 +186,8 @@ impl Selection {
     ) -> bool {
         let framed = self.roots.is_some() || self.min_duration.is_some();
         let filter = self.filter.as_mut();
-        !framed && filter.is_none_or(|filter| filter.accepts(symbols, header, function))
+        // It is asked in any case: who looks for functions sees all.
+        filter.is_none_or(|filter| filter.accepts(symbols, header, function)) && !framed
     }
 
     pub(super) fn choice(

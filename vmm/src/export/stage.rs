@@ -12,7 +12,7 @@ use super::names::Tasks;
 use super::pairing::{Call, Choice, Pairing, Step};
 use super::tell::{Present, Teller, Telling};
 use super::waiting::{Other, Waiting};
-use super::{Called, Event, Export, SortedBy};
+use super::{Absent, Called, Event, Export, SortedBy};
 
 /// Where items become events.
 #[derive(Debug)]
@@ -21,13 +21,15 @@ pub(super) struct Stage<E> {
     pub(super) pairing: Pairing,
     /// What waits, by queue: of vCPUs, and of marks.
     waiting: Vec<Waiting>,
+    /// Whether any record told where in the call graph it is.
+    pub(super) framed: bool,
 }
 
 impl<E: Export> Stage<E> {
     pub(super) fn new(export: E) -> Self {
         let (ahead, tasks, present) = (Ahead::default(), Tasks::default(), Present::default());
         let teller = Teller { export, ahead, tasks, present };
-        Self { teller, pairing: Pairing::new(0), waiting: Vec::new() }
+        Self { teller, pairing: Pairing::new(0), waiting: Vec::new(), framed: false }
     }
 
     /// Takes a frame that does not wait: names, formats, and what is told beside events.
@@ -39,6 +41,7 @@ impl<E: Export> Stage<E> {
         match frame {
             // With another start than the frame's, if that was asked for.
             Frame::Header(_) => {
+                Absent::check_cpus(&self.teller.ahead.selection.cpus, header.vcpus)?;
                 let max_depth = self.pairing.max_depth;
                 self.pairing = Pairing::new(usize::try_from(header.vcpus).unwrap_or(0));
                 self.pairing.max_depth = max_depth;
@@ -126,6 +129,7 @@ impl<E: Export> Stage<E> {
         let told = if held.kind() == Kind::Event {
             self.teller.event(header, vcpu, held)
         } else if held.has_sp() {
+            self.framed = true;
             self.pair(header, vcpu, held, (value, took))
         } else {
             self.pairing.plain(vcpu);

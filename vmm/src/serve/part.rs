@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::export::{Pick, task_name};
+use crate::export::{Absent, Pick, Span, Unmet, task_name};
 use crate::kernel::glob;
 use crate::stream::{Dictionaries, Header, Loss, Mark, MarkKind, Stretch};
 
@@ -10,6 +10,12 @@ use crate::stream::{Dictionaries, Header, Loss, Mark, MarkKind, Stretch};
 #[derive(Debug)]
 pub(super) struct Part {
     pick: Pick,
+    /// What of it no record was of so far.
+    unmet: Unmet,
+    /// When the records are.
+    span: Span,
+    /// By which times are told.
+    clock: Header,
     /// The ticks that are time 0, when they are not those of the header.
     zero: Option<u64>,
     /// The first and the last ticks of the part, once the header was seen.
@@ -35,8 +41,20 @@ impl Part {
     /// What `pick` chooses by time, vCPU, process id and name; `zero` are the ticks of time 0, if not
     /// those of the header.
     pub(super) fn new(pick: Pick, zero: Option<u64>) -> Self {
-        let (vcpus, known) = (Vec::new(), HashMap::new());
-        Self { pick, zero, first: 0, last: u64::MAX, vcpus, known }
+        let (vcpus, known, unmet) = (Vec::new(), HashMap::new(), Unmet::of(&pick));
+        let (span, clock) = (Span::default(), Header::default());
+        Self { pick, unmet, span, clock, zero, first: 0, last: u64::MAX, vcpus, known }
+    }
+
+    /// # Errors
+    /// When the guest of this header has not all vCPUs.
+    pub(super) fn check(&self, header: &Header) -> Result<(), Absent> {
+        Absent::check_cpus(&self.pick.cpus, header.vcpus)
+    }
+
+    /// Lines about what no record was of.
+    pub(super) fn unmet(&self) -> impl Iterator<Item = String> + '_ {
+        self.unmet.notes().chain(self.span.note(&self.clock))
     }
 
     pub(super) fn begin(&mut self, header: &Header) {
@@ -51,6 +69,7 @@ impl Part {
             Some(behind) => behind.saturating_sub(1),
             None => u64::MAX,
         };
+        self.clock = clock;
         self.vcpus = vec![Vcpu::default(); usize::try_from(header.vcpus).unwrap_or(0)];
     }
 
@@ -60,8 +79,13 @@ impl Part {
 
     /// Whether a record is of the part.
     pub(super) fn has(&mut self, vcpu: u32, ticks: u64, pid: u32, names: &Dictionaries) -> bool {
+        if !self.unmet.is_empty() {
+            self.unmet.meet((vcpu, pid), &task_name(pid, names.task(pid)));
+        }
+        let in_time = (self.first..=self.last).contains(&ticks);
+        self.span.see(ticks, in_time);
         let pick = &self.pick;
-        (self.first..=self.last).contains(&ticks)
+        in_time
             && (pick.cpus.is_empty() || pick.cpus.contains(&vcpu))
             && (pick.pids.is_empty() || pick.pids.contains(&pid))
             && (pick.comms.is_empty() || self.has_name(pid, names))

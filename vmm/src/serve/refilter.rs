@@ -3,10 +3,10 @@
 
 use super::part::Part;
 use super::request::Globs;
-use crate::export::{Pick, TracerChoice};
+use crate::export::{Absent, Pick, TracerChoice};
 use crate::stream::{
-    Count, CountsOf, Decoder, Frame, Header, Loss, LossReason, Progress, Record, RecordBuffer,
-    RecordHead, StreamError, Stretch, Summary, Symbol, Traced, Writer,
+    Count, CountsOf, Decoder, Dictionaries, Frame, Header, Loss, LossReason, Progress, Record,
+    RecordBuffer, RecordHead, StreamError, Stretch, Summary, Symbol, Traced, Writer,
 };
 use std::collections::HashSet;
 use std::io::{Error, ErrorKind, Result, Write};
@@ -28,6 +28,8 @@ pub(crate) struct Refilter<W> {
     tracer: Option<TracerChoice>,
     /// What is wanted by time, vCPU and task, when not all is.
     part: Option<Part>,
+    /// Is told the name of each function that has a record.
+    seer: Option<Seer>,
     /// Records of kinds that nobody here knows: whether they are wanted, neither.
     unknown: u64,
     /// Calls that are wanted and go on in functions that may not be.
@@ -36,6 +38,27 @@ pub(crate) struct Refilter<W> {
     aid: Vec<u8>,
     /// Of the end frame, when it has come.
     summary: Option<Summary>,
+}
+
+/// Is told a function's name and module.
+type See = dyn FnMut(&str, Option<&str>) + Send;
+
+/// Who is told of functions, and which ones were told.
+struct Seer {
+    see: Box<See>,
+    told: HashSet<u32>,
+}
+
+impl Seer {
+    fn see(&mut self, at: u32, names: &Dictionaries, header: Option<&Header>) {
+        if !self.told.insert(at) {
+            return;
+        }
+        let address = header.map(|header| header.address(at));
+        if let Some(symbol) = address.and_then(|address| names.symbol(address)) {
+            (self.see)(symbol.name, (!symbol.module.is_empty()).then_some(symbol.module));
+        }
+    }
 }
 
 /// Calls that were left by a jump, by tracer, task and stack pointer: a return from what was jumped to
@@ -94,6 +117,7 @@ impl<W: Write> Refilter<W> {
             kept: RecordBuffer::new(),
             tracer: tracer.map(TracerChoice::new),
             part: None,
+            seer: None,
             unknown: 0,
             jumps: Jumps::default(),
             aid: Vec::new(),
@@ -112,6 +136,30 @@ impl<W: Write> Refilter<W> {
     pub(crate) fn with_part(mut self, pick: Pick, zero: Option<u64>) -> Self {
         self.part = (!pick.is_all()).then(|| Part::new(pick, zero));
         self
+    }
+
+    /// Tells `see` of all functions that have a record, whether it is kept or not.
+    pub(crate) fn with_seer(
+        mut self,
+        see: impl FnMut(&str, Option<&str>) + Send + 'static,
+    ) -> Self {
+        self.seer = Some(Seer { see: Box::new(see), told: HashSet::new() });
+        self
+    }
+
+    /// Whether the tracer that is wanted was one of the stream, of which all was read.
+    ///
+    /// # Errors
+    /// When it was not.
+    pub(crate) fn check_tracer(&self) -> std::result::Result<(), Absent> {
+        let (Some(choice), Out::Writer(writer)) = (&self.tracer, &self.out) else { return Ok(()) };
+        let names: Vec<_> = writer.names().tracers().map(|tracer| tracer.name).collect();
+        choice.check(names.into_iter())
+    }
+
+    /// What of the part no record was of.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        self.part.as_ref().map(|part| part.unmet().collect()).unwrap_or_default()
     }
 
     /// To be called when no more bytes come. Returns the summary of the stream: of a part by time, vCPU
@@ -147,6 +195,9 @@ impl<W: Write> Refilter<W> {
     fn frame(&mut self) -> Result<()> {
         let Some(frame) = self.decoder.frame() else { return Ok(()) };
         if let Frame::Header(header) = &frame {
+            if let Some(part) = &self.part {
+                part.check(header).map_err(Error::other)?;
+            }
             if let Out::Sink(sink) = std::mem::replace(&mut self.out, Out::Failed) {
                 self.out = Out::Writer(Box::new(Writer::new(sink, header)?));
                 if let Some(part) = &mut self.part {
@@ -163,8 +214,14 @@ impl<W: Write> Refilter<W> {
             Frame::Symbols(mut list) => {
                 let (functions, globs) = (&mut self.functions, (&self.globs, self.by_names));
                 let header = self.header.as_ref();
+                let mut seer = self.seer.as_mut();
                 list.try_for_each(|symbol| {
                     symbol.with_text(|symbol| {
+                        if let Some(seer) = &mut seer
+                            && let Some(at) = header.and_then(|it| it.offset(symbol.address))
+                        {
+                            seer.told.remove(&at);
+                        }
                         Self::learn(functions, globs, header, &symbol);
                         writer.symbols([symbol])
                     })
@@ -180,6 +237,9 @@ impl<W: Write> Refilter<W> {
                 self.kept.clear();
                 for (record, bytes) in batch.whole_records() {
                     let RecordHead { tracer, flags, timestamp, pid, .. } = *record.head();
+                    if let (Some(seer), Some(function)) = (&mut self.seer, record.function()) {
+                        seer.see(function, writer.names(), self.header.as_ref());
+                    }
                     if let Some(part) = &mut self.part {
                         let (ticks, pid) = (timestamp.get(), pid.get());
                         for loss in part.before(batch.vcpu, ticks) {
@@ -193,7 +253,7 @@ impl<W: Write> Refilter<W> {
                         self.unknown += 1;
                         continue;
                     };
-                    if self.tracer.as_ref().is_some_and(|choice| !choice.is(tracer)) {
+                    if self.tracer.as_mut().is_some_and(|choice| !choice.meets(tracer)) {
                         continue;
                     }
                     let (wanted, ends) = match &self.functions {
@@ -261,12 +321,24 @@ impl<W: Write> Refilter<W> {
             }
             Frame::Counts(counts) => {
                 let of_part = self.part.as_ref().is_none_or(|part| part.has_counts(counts.vcpu));
-                if !of_part || !self.tracer.as_ref().is_none_or(|it| it.is(counts.tracer)) {
+                if !of_part || !self.tracer.as_mut().is_none_or(|it| it.meets(counts.tracer)) {
                     return Ok(());
                 }
                 let wanted = |function: u32| {
                     self.functions.as_ref().is_none_or(|set| set.contains(&function))
                 };
+                if let Some(seer) = &mut self.seer {
+                    let names = writer.names();
+                    let mut see = |at: u32| seer.see(at, names, self.header.as_ref());
+                    match counts.of {
+                        Some(CountsOf::Entries) => counts.counts().for_each(|it| see(it.function)),
+                        Some(CountsOf::Callers) => counts.callers().for_each(|it| see(it.function)),
+                        Some(CountsOf::Sorted(_)) => {
+                            counts.buckets().for_each(|it| see(it.function));
+                        }
+                        None => {}
+                    }
+                }
                 match counts.of {
                     Some(CountsOf::Entries) => {
                         let kept = counts.counts().filter(|it: &Count| wanted(it.function));

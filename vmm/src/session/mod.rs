@@ -70,7 +70,8 @@ use verdict::Verdict;
 pub use conditions::{Conditional, ConditionalError, conditional};
 pub use ends::{Doing, EndsError, Use};
 pub use events::{
-    EventError, Patterns, TracedEvent, UnknownEvent, add_events, events, is_meant_in,
+    EventError, Patterns, TracedEvent, UnknownEvent, add_events, events, has_only_arguments,
+    is_meant_in,
 };
 pub use follow::{Follow, FollowError};
 pub use histograms::{Histogram, HistogramError, histogram};

@@ -165,3 +165,37 @@ fn a_torn_trace_gives_a_torn_part() {
     assert!(output.status.code() == Some(1) && said.contains("not a vmtrace stream"), "{said}");
     assert!(!folder.path("other.csv").exists());
 }
+
+// An empty part would pass for a guest that did nothing then.
+#[test]
+fn what_the_whole_does_not_have_is_said() {
+    let folder = Folder::new(&stream());
+    let said = |options: &[&str]| {
+        let output = folder.vmtrace(options);
+        (output.status.code(), String::from_utf8(output.stderr).expect("UTF-8"))
+    };
+    for out in ["part.vmt", "part.json", "part.csv"] {
+        for (options, reason) in [
+            (["--cpu", "64"], "--cpu 64: the guest has no such vCPU"),
+            (["--tracer", "nosuch"], "--tracer nosuch: the trace has no such tracer"),
+        ] {
+            let (code, text) = said(&[&["-o", out][..], &options].concat());
+            assert!(code == Some(2) && text.contains(reason), "{out}: {code:?} {text}");
+            assert!(!folder.path(out).exists(), "{out}");
+        }
+        // Functions that are not of the part are of the trace.
+        for options in [&["-f", "vfs_reed"][..], &["-f", "vfs_reed", "-f", "*", "--cpu", "0"]] {
+            let (code, text) = said(&[&["-o", out][..], options].concat());
+            assert_eq!(code, Some(0), "{text}");
+            let notes = text.lines().filter(|line| line.contains(" has no record of ")).count();
+            assert!(notes == 1 && text.contains("-f vfs_reed: "), "{text}");
+        }
+        let (_, text) = said(&["-o", out, "--since", "9999"]);
+        assert!(text.contains("no record is of that time: the first is at "), "{text}");
+        let (code, text) = said(&["-o", out, "--pid", "4000000", "--comm", "nosuch"]);
+        assert_eq!(code, Some(0), "{text}");
+        for option in ["--pid 4000000: no record", "--comm nosuch: no record"] {
+            assert!(text.contains(option), "{text}");
+        }
+    }
+}

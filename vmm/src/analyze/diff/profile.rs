@@ -57,6 +57,8 @@ pub struct Profile {
     known: HashMap<u64, Known>,
     /// Which of all tasks: globs of names; none for all.
     comms: Vec<String>,
+    /// Those of them that matched the name of no task so far.
+    unmet: Vec<String>,
     tasks: HashMap<u32, Task>,
     kept: usize,
     /// Records are missing from here on: calls behind that are not compared.
@@ -80,6 +82,7 @@ impl Profile {
             gaps: Gaps::new(),
             names: Vec::new(),
             known: HashMap::new(),
+            unmet: comms.clone(),
             comms,
             tasks: HashMap::new(),
             kept: 0,
@@ -96,8 +99,14 @@ impl Profile {
         self.gaps.late = late;
     }
 
-    fn wants(&self, comm: Option<&str>) -> bool {
+    /// Globs of names of tasks that matched none.
+    pub fn unmet(&self) -> &[String] {
+        &self.unmet
+    }
+
+    fn wants(&mut self, comm: Option<&str>) -> bool {
         let comm = comm.unwrap_or_default();
+        self.unmet.retain(|glob| !glob::matches(glob, comm));
         self.comms.is_empty() || self.comms.iter().any(|glob| glob::matches(glob, comm))
     }
 

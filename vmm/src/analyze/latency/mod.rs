@@ -21,6 +21,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 
 use crate::export::{Args, Event, Export, OutOfGuest, Tracepoint};
+use crate::kernel::glob;
 use crate::stream::{Header, Mark, MarkKind, Shown, Summary};
 
 use super::{Analysis, Gaps, nanoseconds};
@@ -172,6 +173,7 @@ impl Export for Latency {
                     Finder::Noise(noise) => noise.forget(found),
                 }
                 found.seen(mark.ticks);
+                found.traced(&mark.text);
             }
             Event::Entry(entry) => {
                 if let Finder::Regions(regions) = finder {
@@ -182,6 +184,9 @@ impl Export for Latency {
             Event::Return(ret) => found.lines.ret(found.at(ret.timestamp), ret),
             Event::Tracepoint(event) => {
                 found.seen(event.timestamp);
+                if !found.missing.is_empty() {
+                    found.traced(name(event).unwrap_or_default());
+                }
                 found.lines.tracepoint(found.at(event.timestamp), event);
                 if let Some(out) = OutOfGuest::of(event) {
                     let span = found.out_of_guest(event, &out);
@@ -235,6 +240,18 @@ impl Analysis for Latency {
         let report = self.finish(late);
         if json { report.write_json(out) } else { report.write_text(out) }
     }
+
+    fn cannot(&self) -> Option<String> {
+        let Found { missing, report, .. } = &self.found;
+        let kind = report.kind.name();
+        (report.count == 0 && !missing.is_empty()).then(|| {
+            format!(
+                "--latency {kind} is made of events that the trace does not have: {}; record them \
+                 with `vmtrace boot --latency {kind} -o FILE`",
+                missing.join(", ")
+            )
+        })
+    }
 }
 
 /// What was found so far.
@@ -249,12 +266,16 @@ struct Found {
     bounds: Bounds,
     /// The first and the last moment of which something was seen, in nanoseconds.
     seen: Option<(u64, u64)>,
+    /// Patterns of needed events of which none was traced so far.
+    missing: Vec<&'static str>,
     report: Report,
 }
 
 impl Found {
     fn new(kind: Kind, over: Option<u64>, bounds: Bounds) -> Self {
+        let needed = kind.events().iter().filter(|of| of.needed);
         Self {
+            missing: needed.map(|of| of.pattern).collect(),
             header: Header::default(),
             lines: Lines::new(bounds.lines),
             pauses: VecDeque::new(),
@@ -276,6 +297,15 @@ impl Found {
         let at = self.at(ticks);
         let (since, until) = self.seen.unwrap_or((at, at));
         self.seen = Some((since, until.max(at)));
+    }
+
+    /// These events are traced, perhaps with others.
+    fn traced(&mut self, names: &str) {
+        // Not all are named.
+        if names.ends_with(" more") {
+            self.missing.clear();
+        }
+        self.missing.retain(|it| !names.split(", ").any(|name| glob::matches(it, name)));
     }
 
     /// A period has ended.

@@ -281,7 +281,12 @@ pub(super) fn start_agent(args: &mut Args) -> Result<(), BadUsage> {
 /// Which word that is, and what to do instead.
 pub(super) fn check_cmdline(cmdline: &str, arch: Arch) -> Result<(), BadUsage> {
     let mut words = cmdline.split_whitespace().take_while(|word| *word != "--");
-    let fatal = |word: &&str| matches!(*word, "noapic" | "nolapic" | "nosmp" | "maxcpus=0");
+    let fatal = |word: &&str| match *word {
+        "noapic" | "nolapic" | "disableapic" | "nosmp" | "maxcpus=0" | "acpi=noirq" => true,
+        word => {
+            word.strip_prefix("pci=").is_some_and(|how| how.split(',').any(|it| it == "noacpi"))
+        }
+    };
     let Some(word) = words.find(fatal).filter(|_| arch == Arch::X86_64) else { return Ok(()) };
     let instead = match word {
         "nosmp" | "maxcpus=0" => "use --cpus 1, or maxcpus=1",
@@ -481,13 +486,23 @@ mod tests {
     // The guest panics early in its boot, with an exception that nothing on the console explains.
     #[test]
     fn a_guest_without_an_io_apic_is_refused() {
-        for word in ["noapic", "nolapic", "nosmp", "maxcpus=0"] {
+        for word in [
+            "noapic",
+            "nolapic",
+            "disableapic",
+            "nosmp",
+            "maxcpus=0",
+            "acpi=noirq",
+            "pci=noacpi",
+            "pci=nomsi,noacpi",
+        ] {
             let line = format!("quiet {word} debug");
             let error = check_cmdline(&line, Arch::X86_64).unwrap_err().to_string();
             assert!(error.contains(&format!("--cmdline has {word}: ")), "{error}");
             assert!(check_cmdline(&line, Arch::Riscv64).is_ok(), "{word}");
         }
-        for line in ["", "maxcpus=1", "nolapic_timer nox2apic", "quiet -- nosmp"] {
+        for line in ["", "maxcpus=1", "nolapic_timer nox2apic", "acpi=ht pci=off", "quiet -- nosmp"]
+        {
             assert!(check_cmdline(line, Arch::X86_64).is_ok(), "{line}");
         }
     }

@@ -283,10 +283,10 @@ pub struct Args {
     #[arg(long, help_heading = headings::RUN)]
     pub no_seccomp: bool,
     /// The guest's context identifier (CID)
-    #[arg(long, value_name = "N", default_value_t = vsock::GUEST_CID, help_heading = headings::MACHINE)]
+    #[arg(long, value_name = "N", default_value_t = vsock::GUEST_CID, value_parser = parse::cid, help_heading = headings::MACHINE)]
     pub cid: u32,
     /// Stop after SECS seconds
-    #[arg(long, value_name = "SECS", help_heading = headings::RUN)]
+    #[arg(long, value_name = "SECS", value_parser = parse::timeout, help_heading = headings::RUN)]
     pub timeout: Option<u64>,
     /// End the run with exit code 3 if the guest hangs: one of its CPUs had interrupts off for SECS seconds, or ran
     /// a task in the kernel for as long (20 at the least) while others waited. 0 means never; this is the default

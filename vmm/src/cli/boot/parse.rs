@@ -30,6 +30,21 @@ pub(super) fn run(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
+/// A CID that a guest can have.
+pub(super) fn cid(text: &str) -> Result<u32, String> {
+    let cid = text.parse().ok().filter(|cid| (3..u32::MAX).contains(cid));
+    cid.ok_or_else(|| "a guest has one from 3 on, below 4294967295".to_owned())
+}
+
+/// Seconds in which something can be done.
+pub(super) fn timeout(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(0) => Err("the run would end before it begins: leave it out for no limit".to_owned()),
+        Ok(seconds) => Ok(seconds),
+        Err(_) => Err("use whole seconds, such as 600".to_owned()),
+    }
+}
+
 fn size(text: &str) -> Result<u64, String> {
     let unit = match text.chars().last() {
         Some('k' | 'K') => 1 << 10,
@@ -66,6 +81,25 @@ pub(super) fn buffer(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // An emulated host was booted before it was said.
+    #[test]
+    fn cids_that_are_reserved_are_usage_errors() {
+        assert_eq!((cid("3"), cid("4294967294")), (Ok(3), Ok(u32::MAX - 1)));
+        for bad in ["", "x", "-1", "0", "2", "4294967295", "4294967296"] {
+            assert!(cid(bad).unwrap_err().contains("from 3 on"), "{bad}");
+        }
+    }
+
+    // 0 is no limit for others (timeout of coreutils), and here it was none at all.
+    #[test]
+    fn a_run_has_some_time() {
+        assert_eq!((timeout("1"), timeout("18446744073709551615")), (Ok(1), Ok(u64::MAX)));
+        assert!(timeout("0").unwrap_err().contains("no limit"));
+        for bad in ["", "-1", "1.5", "10s", "18446744073709551616"] {
+            assert!(timeout(bad).unwrap_err().contains("such as 600"), "{bad}");
+        }
+    }
 
     // The guest would boot first, and be traced by nobody.
     #[test]

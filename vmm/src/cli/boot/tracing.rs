@@ -13,7 +13,7 @@ use crate::session::{
 };
 use crate::tracer;
 use anyhow::{Context, Result, bail};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use vmtrace_system::say;
 use vmtrace_trampolines::Overflow;
 
@@ -203,9 +203,6 @@ impl Args {
             tracers.insert(0, None);
         }
         notes.append(&mut boot_notes);
-        // The same of -n for each.
-        unmatched_notrace.sort_unstable();
-        unmatched_notrace.dedup();
         if tracers.len() > Tracing::MAX_TRACERS {
             bail!("--tracer: there can be {} tracers at most", Tracing::MAX_TRACERS);
         }
@@ -284,6 +281,8 @@ impl Args {
             let name = site.and_then(|site| kernel.site_name(site)).unwrap_or("?");
             bail!("{name}: {error}: ask for fewer values of it");
         }
+        // Tracers of the same functions have the same to say of them, and so have events. -n is for all.
+        [&mut notes, &mut unmatched, &mut unmatched_notrace].into_iter().for_each(once);
         if self.filters_checked {
             return Ok((tracing, notes));
         }
@@ -292,13 +291,22 @@ impl Args {
             say!("vmtrace: warning: no function matches {glob:?}{near}");
         }
         for (_, tracer) in tracing.present() {
-            if !tracer.sites.is_empty() || tracer.names_modules() {
+            let said = |glob: &String| unmatched.contains(glob);
+            let is_said = !tracer.globs.filter.is_empty() && tracer.globs.filter.iter().all(said);
+            if !tracer.sites.is_empty() || tracer.names_modules() || is_said {
                 continue;
             }
-            say!("vmtrace: warning: --tracer {} has no function", tracer.text);
+            let option = if tracer.text.starts_with('-') { "" } else { "--tracer " };
+            say!("vmtrace: warning: {option}{} has no function", tracer.text);
         }
         Ok((tracing, notes))
     }
+}
+
+/// Leaves the first of lines that are the same.
+fn once(lines: &mut Vec<String>) {
+    let mut had = BTreeSet::new();
+    lines.retain(|line| had.insert(line.clone()));
 }
 
 fn find(kernel: &Kernel, name: &str) -> Result<usize> {

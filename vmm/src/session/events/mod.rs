@@ -265,6 +265,12 @@ fn such_as(names: &[String]) -> String {
     format!(" (such as {examples})")
 }
 
+/// Whether nothing is known of where this event's fields come from: its records have the arguments of
+/// its tracepoint.
+pub fn has_only_arguments(event: &Event) -> bool {
+    matches!(event.origin, Origin::Tracepoint(..)) && table::find(&event.name).is_none()
+}
+
 /// Whether a pattern means the event with this full name, in this module; `None`: in the kernel itself.
 pub fn is_meant_in(pattern: &str, name: &str, module: Option<&str>) -> bool {
     let of = Functions::of(pattern);
