@@ -8,11 +8,13 @@
 
 use std::ops::Range;
 
-use crate::exits::x86_64::{Counted, Survey, Tables};
+use crate::exits::x86_64::{CountPlace, Counted, Survey, Tables};
 use crate::read::{i32_at, index};
 use crate::{Kernel, KernelError};
 
 use super::{SwitchKind, SwitchSite, Switches};
+
+pub(super) mod module;
 
 /// What the assembly calls for a system call (arch/x86/entry/entry_64.S, entry_64_compat.S).
 const CALLS: [&str; 4] =
@@ -30,7 +32,8 @@ pub(super) fn find(kernel: &Kernel) -> Result<Switches, KernelError> {
     }
     let tables = Tables { kernel };
     let count = count(kernel);
-    let survey = Survey::new(&tables, count)?;
+    let place = count.map(|count| CountPlace { near: count, plain: count });
+    let survey = Survey::new(&tables, place)?;
     let mut finder =
         Finder { kernel, survey, list: Vec::new(), unusable: [Vec::new(), Vec::new()] };
     let alternatives = finder.alternatives();

@@ -60,6 +60,16 @@ pub(crate) struct Counted {
     pub(crate) by_register: bool,
 }
 
+/// A count of the CPU, as instructions name its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CountPlace {
+    /// Offset from the gs base, as what lies that far from an instruction.
+    pub(crate) near: u64,
+    /// The same as a number in an instruction, which differs where code is not at the address by
+    /// which it is decoded.
+    pub(crate) plain: u64,
+}
+
 /// What became of a piece of code.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Swept {
@@ -85,10 +95,12 @@ pub(super) struct Sweep<'a> {
     pub(super) callers: Vec<u32>,
     /// Code after an instruction that does not go on to the next, by piece.
     pub(super) blocks: Vec<Block>,
-    /// Offset from the gs base of a count of the CPU.
-    pub(super) count: Option<u64>,
+    /// A count of the CPU.
+    pub(super) count: Option<CountPlace>,
     /// Where it is written.
     pub(super) counted: Vec<Counted>,
+    /// `cli` and `sti`.
+    pub(super) flags: Vec<u64>,
 }
 
 impl<'a> Sweep<'a> {
@@ -105,6 +117,7 @@ impl<'a> Sweep<'a> {
             blocks: Vec::new(),
             count: None,
             counted: Vec::new(),
+            flags: Vec::new(),
         }
     }
 
@@ -179,6 +192,7 @@ impl<'a> Sweep<'a> {
                         ended = Some(next);
                     }
                     Mnemonic::Call => self.calls(number),
+                    Mnemonic::Cli | Mnemonic::Sti => self.flags.push(at),
                     Mnemonic::Ret => {
                         self.edge(&instruction, number, 0, How::Return);
                         ended = Some(next);
@@ -240,13 +254,12 @@ impl<'a> Sweep<'a> {
     }
 }
 
-/// What an instruction does to the word at `count` from the gs base, if it writes there or makes
-/// others do so.
-fn counted(instruction: &Instruction, count: u64) -> Option<Counted> {
+/// What an instruction does to the word of the count, if it writes there or makes others do so.
+fn counted(instruction: &Instruction, count: CountPlace) -> Option<Counted> {
     let (address, len) = (instruction.ip(), u8::try_from(instruction.len()).ok()?);
     if instruction.code() == Code::Mov_rm64_imm32 {
         let taken = instruction.op0_kind() == OpKind::Register
-            && instruction.immediate32to64().cast_unsigned() == count;
+            && instruction.immediate32to64().cast_unsigned() == count.plain;
         return taken.then_some(Counted {
             address,
             len,
@@ -259,7 +272,7 @@ fn counted(instruction: &Instruction, count: u64) -> Option<Counted> {
         && instruction.memory_index() == Register::None;
     if instruction.op0_kind() != OpKind::Memory
         || !fixed
-        || instruction.memory_displacement64() != count
+        || instruction.memory_displacement64() != count.near
     {
         return None;
     }
