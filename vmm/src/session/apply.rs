@@ -256,7 +256,7 @@ impl Controller {
             self.tracepoints_skipped(&skipped);
         }
         let switches_skipped = self.change_switches(ram, attachment, &wanted.switches)?;
-        self.switches_skipped(&switches_skipped);
+        self.switches_skipped(attachment, &switches_skipped);
         let (leave, take) = if attachment.held() == 0 {
             (Vec::new(), Cow::Borrowed(&wanted.sites))
         } else {

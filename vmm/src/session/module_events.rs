@@ -35,22 +35,39 @@ impl Controller {
 
     /// A module is ready, whose `struct module` is at this run-time address: traces those of its
     /// events that are asked for, if tracing has `begun`, and others where it comes by them. How many
-    /// events of its own. All vCPUs are paused.
+    /// events of its own, and how many places that switch interrupts or preemption. All vCPUs are
+    /// paused.
     pub(super) fn module_events_ready(
         &mut self,
         machine: &dyn Vm,
         attachment: &mut Attachment,
         (address, name): (u64, &Arc<str>),
         begun: bool,
-    ) -> usize {
+    ) -> (usize, usize) {
         self.module_events_gone(machine, attachment, address, begun);
         self.forget_module_events(address);
-        if !attachment.watches_tracepoints() {
-            return 0;
-        }
         let ram = machine.ram();
-        if !self.learn_module(ram, attachment, (address, name)) {
-            return 0;
+        let before = attachment.held_switches();
+        let switches = self.look_for_module_switches(ram, attachment) > 0;
+        let (count, uses) = self.add_events_of_module(ram, attachment, (address, name));
+        if (count > 0 || uses || switches) && begun && !self.held_back {
+            self.hold_events(ram, attachment);
+        }
+        (count, attachment.held_switches().saturating_sub(before))
+    }
+
+    /// Adds those of its events that are asked for to those that are traced: how many, and whether it
+    /// comes by any that is traced.
+    fn add_events_of_module(
+        &mut self,
+        ram: &dyn Guest,
+        attachment: &Attachment,
+        (address, name): (u64, &Arc<str>),
+    ) -> (usize, bool) {
+        let is_known =
+            attachment.watches_tracepoints() && self.learn_module(ram, attachment, (address, name));
+        if !is_known {
+            return (0, false);
         }
         let (found, notes) = self.events_of_module(ram, attachment.image(), address, None);
         notes.into_iter().for_each(|note| self.note_once(note));
@@ -61,10 +78,7 @@ impl Controller {
             let mut hooks = self.tracing.events.iter().filter_map(TracedEvent::hooks);
             hooks.any(|hooks| hooks.is_used_in(&module.uses))
         });
-        if (count > 0 || uses) && begun && !self.held_back {
-            self.hold_events(ram, attachment);
-        }
-        count
+        (count, uses)
     }
 
     /// A module is about to go, or gone: no event of it is traced, and no code of it changed, any
@@ -192,7 +206,8 @@ impl Controller {
         self.module_points.values().map(|module| module.uses.len() + 16).sum()
     }
 
-    /// Lets the tracepoints of the events that are traced call their programs, and no others.
+    /// Lets the tracepoints of the events that are traced, and what switches interrupts and preemption,
+    /// call their programs, and no others.
     fn hold_events(&mut self, ram: &dyn Guest, attachment: &mut Attachment) {
         self.plan = None;
         let events = self.tracing.events.clone();
@@ -200,9 +215,15 @@ impl Controller {
         let context = self.tracing.context;
         let only = Tracing { events, events_if, context, ..Tracing::of(Vec::new(), overflow) };
         let wanted = self.prepare(ram, attachment, &Plan::of(&only, &[]));
-        let skipped = wanted.and_then(|wanted| attachment.hold_tracepoints(ram, wanted.events));
+        let skipped = wanted.and_then(|wanted| {
+            let switches = self.change_switches(ram, attachment, &wanted.switches);
+            Ok((attachment.hold_tracepoints(ram, wanted.events)?, switches?))
+        });
         match skipped {
-            Ok(skipped) => self.tracepoints_skipped(&skipped),
+            Ok((skipped, switches)) => {
+                self.tracepoints_skipped(&skipped);
+                self.switches_skipped(attachment, &switches);
+            }
             Err(error) => self.note_once(format!("events of modules are not traced: {error}")),
         }
     }

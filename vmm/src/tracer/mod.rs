@@ -37,6 +37,7 @@ mod sets;
 mod sharing;
 mod spot;
 mod stops;
+mod switch_places;
 mod switches;
 mod tasks;
 mod touched;
@@ -57,8 +58,8 @@ pub use guest::{Guest, GuestError, WalkError};
 pub use image::Image;
 pub use module_calls::ModuleMoment;
 pub use modules::{
-    Ends, ExitsError, Fresh, Loaded, Module, ModuleCoverage, ModuleError, ModuleFunction,
-    ModuleSymbol, Unseen,
+    Ends, ExitsError, FoundSwitches, Fresh, Loaded, Module, ModuleCoverage, ModuleError,
+    ModuleFunction, ModuleSymbol, Unseen,
 };
 pub use paging::PageTables;
 pub use patch::Skip;

@@ -160,6 +160,7 @@ impl Attachment {
         range: Option<Range<u64>>,
     ) -> Result<(Vec<usize>, Restored), TraceError> {
         let exits = self.leave_exits(guest, address, range.as_ref());
+        let switches = self.leave_switches(guest, address, range.as_ref());
         let sites = match range {
             Some(range) => {
                 let sites = self.modules.within(&self.image, address, range);
@@ -173,7 +174,7 @@ impl Attachment {
             self.keep_from_taking(site);
         }
         self.patcher.unflag(&sites);
-        exits?;
+        exits.and(switches)?;
         Ok((sites, restored?))
     }
 

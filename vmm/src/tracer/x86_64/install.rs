@@ -20,7 +20,7 @@ use crate::tracer::image::Image;
 use crate::tracer::module_calls::{self, ModuleMoment};
 use crate::tracer::spot::Spot;
 use crate::tracer::stops::{Moment, ProgramStop, Stops};
-use crate::tracer::switches;
+use crate::tracer::switch_places::AllSwitches;
 use crate::tracer::tracepoints::guest::{Jump, Own, Places, PointReason, Probes};
 use crate::tracer::view::{View, word};
 use rustc_hash::FxHashMap;
@@ -475,50 +475,35 @@ impl GuestCode for Code {
         &mut self,
         _: &dyn Guest,
         image: &Image,
-        kernel: &Kernel,
+        (_, all): (&Kernel, AllSwitches<'_>),
         wanted: &[(usize, u16)],
     ) -> Result<Vec<Option<u32>>, TraceError> {
-        let switches = switches::of(kernel)?;
         let start = self.next(1);
-        let (mut code, mut made, mut endings) = (Vec::new(), Vec::new(), Vec::new());
-        let mut words = Vec::with_capacity(wanted.len());
-        for &(index, program) in wanted {
-            let known = self.switches.get(&(index, program)).copied();
-            let site = switches.all().get(index).zip(self.programs.get(usize::from(program)));
-            let one = known.or_else(|| {
-                let (site, &target) = site?;
-                let at = start + code.len() as u64;
-                let stub = switch_stubs::make(image, site, (at, target), self.count)?;
-                code.extend(stub.bytes);
-                endings.extend(stub.ending.map(|ending| at + ending as u64));
-                #[allow(clippy::cast_possible_truncation, reason = "the low half")]
-                let word = (at + stub.names) as u32;
-                made.push(((index, program), (at, word)));
-                Some((at, word))
-            });
-            words.push(one.map(|(_, word)| word));
-        }
+        let made = self.switches.make(start, image, (all, &self.programs), self.count, wanted);
         // At once, and none if there is no room for all.
-        if !code.is_empty() {
-            self.put(&code, 1)?;
+        if !made.code.is_empty() {
+            self.put(&made.code, 1)?;
         }
-        for ending in endings {
+        for &ending in &made.endings {
             self.end(ending)?;
             self.endings.push(ending);
         }
-        self.switches.extend(made);
-        Ok(words)
+        Ok(self.switches.are_put(made))
     }
 
     fn switch(
         &self,
         view: &View<'_>,
         image: &Image,
-        (index, site): (usize, &SwitchSite),
+        (index, site, spot): (usize, &SwitchSite, &Spot),
         program: u16,
-    ) -> Result<Edit, SkipReason> {
-        let &(stub, _) = self.switches.get(&(index, program)).ok_or(SkipReason::NoStub)?;
-        switch_stubs::edit(view, image, site, stub, (self.thunk, self.count))
+    ) -> Result<ExitEdit, SkipReason> {
+        let stub = self.switches.find(index, program).ok_or(SkipReason::NoStub)?;
+        switch_stubs::edit(view, image, (site, spot), stub, (self.thunk, self.count))
+    }
+
+    fn preempt_count(&self) -> Option<u64> {
+        self.count
     }
 
     fn mitigate(

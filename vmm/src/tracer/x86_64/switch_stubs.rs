@@ -3,22 +3,97 @@
 
 use super::site;
 use crate::kernel::preemptirq::{SwitchKind, SwitchSite};
-use crate::tracer::edit::{Edit, SkipReason};
+use crate::tracer::edit::{ExitEdit, SkipReason};
 use crate::tracer::image::Image;
+use crate::tracer::spot::Spot;
+use crate::tracer::switch_places::AllSwitches;
 use crate::tracer::view::View;
 use rustc_hash::FxHashMap;
 use vmtrace_trampolines::x86_64::{Switch, SwitchStub, switch_stub};
 
-/// Run-time addresses of stubs, and what their records say, by instruction (index) and program. None
-/// ever goes away: a task may stand in it.
-pub(super) type SwitchStubs = FxHashMap<(usize, u16), (u64, u32)>;
+/// Bytes of stubs for instructions of modules: for some 5,000. A guest that loads modules at ever other
+/// places does not leave others without room.
+const OF_MODULES: usize = 384 << 10;
+
+/// Stubs that there are. None ever goes away: a task may stand in it.
+#[derive(Default)]
+pub(super) struct SwitchStubs {
+    /// Run-time addresses, and what their records say, by instruction (index) and program.
+    known: FxHashMap<(usize, u16), (u64, u32)>,
+    /// Bytes of those of modules.
+    of_modules: usize,
+}
+
+/// Stubs that are to be put into the guest.
+#[derive(Default)]
+pub(super) struct Made {
+    pub(super) code: Vec<u8>,
+    /// Run-time addresses of their returns.
+    pub(super) endings: Vec<u64>,
+    /// What the records of each that is wanted say.
+    pub(super) words: Vec<Option<u32>>,
+    stubs: Vec<((usize, u16), (u64, u32))>,
+    of_modules: usize,
+}
+
+impl SwitchStubs {
+    /// Makes those of instructions beside their programs that there are not yet, for the run-time
+    /// address `start`. `programs` are run-time addresses.
+    pub(super) fn make(
+        &self,
+        start: u64,
+        image: &Image,
+        (all, programs): (AllSwitches<'_>, &[u64]),
+        count: Option<u64>,
+        wanted: &[(usize, u16)],
+    ) -> Made {
+        let mut made = Made::default();
+        made.words.reserve(wanted.len());
+        for &(index, program) in wanted {
+            let known = self.known.get(&(index, program)).copied();
+            let site = all.get(index).zip(programs.get(usize::from(program)));
+            let one = known.or_else(|| {
+                let (site, &target) = site?;
+                let at = start + made.code.len() as u64;
+                let stub = make(image, site, (at, target), count)?;
+                if all.is_of_module(index) {
+                    let bytes = made.of_modules + stub.bytes.len();
+                    if self.of_modules + bytes > OF_MODULES {
+                        return None;
+                    }
+                    made.of_modules = bytes;
+                }
+                made.code.extend(stub.bytes);
+                made.endings.extend(stub.ending.map(|ending| at + ending as u64));
+                #[allow(clippy::cast_possible_truncation, reason = "the low half")]
+                let word = (at + stub.names) as u32;
+                made.stubs.push(((index, program), (at, word)));
+                Some((at, word))
+            });
+            made.words.push(one.map(|(_, word)| word));
+        }
+        made
+    }
+
+    /// These are in the guest now; what the records of each that was wanted say.
+    pub(super) fn are_put(&mut self, made: Made) -> Vec<Option<u32>> {
+        self.known.extend(made.stubs);
+        self.of_modules += made.of_modules;
+        made.words
+    }
+
+    /// The run-time address of that of an instruction (index) to a program.
+    pub(super) fn find(&self, index: usize, program: u16) -> Option<u64> {
+        self.known.get(&(index, program)).map(|&(stub, _)| stub)
+    }
+}
 
 /// Bytes of the longest instruction.
 const LONGEST: usize = 12;
 
 /// The stub at `at` of an instruction, to a program at a run-time address; `count` is the offset of
 /// the count of preemptions from the gs base. `None` when there can be none.
-pub(super) fn make(
+fn make(
     image: &Image,
     site: &SwitchSite,
     (at, program): (u64, u64),
@@ -38,18 +113,17 @@ pub(super) fn make(
 }
 
 /// What leads to a stub in place of the instruction, which is verified: all of it must be what the
-/// kernel has there when its alternatives are patched.
+/// kernel or a module has there when its alternatives are patched.
 pub(super) fn edit(
     view: &View<'_>,
     image: &Image,
-    switch: &SwitchSite,
+    (switch, spot): (&SwitchSite, &Spot),
     stub: u64,
     (thunk, count): (Option<u64>, Option<u64>),
-) -> Result<Edit, SkipReason> {
+) -> Result<ExitEdit, SkipReason> {
     let mut found = [0; LONGEST];
     let bytes = found.get_mut(..switch.kind.size().into()).ok_or(SkipReason::OutOfReach)?;
-    let physical = image.physical_of(switch.address);
-    view.read(physical, bytes).map_err(|_| SkipReason::NoRam)?;
+    spot.read(view, 0, bytes).map_err(|_| SkipReason::NoRam)?;
     let address = image.runtime(switch.address);
     let leads = |opcode| match *bytes {
         [first, a, b, c, d] if first == opcode => site::jump_target(address, &[0xe9, a, b, c, d]),
@@ -84,7 +158,7 @@ pub(super) fn edit(
     };
     // What is longer keeps its end, which is never executed.
     let ours = ours.ok_or(SkipReason::OutOfReach)?;
-    Edit::new(physical + begins as u64, original, &ours).ok_or(SkipReason::OutOfReach)
+    spot.exchange_bytes(begins, original, &ours).ok_or(SkipReason::OutOfReach)
 }
 
 /// `cli` or `sti` and a nop.
