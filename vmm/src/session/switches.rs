@@ -150,8 +150,8 @@ impl Controller {
         attachment: &Attachment,
         skipped: &[(usize, SkipReason)],
     ) {
-        let mut reasons: BTreeMap<(Option<&Arc<str>>, SkipReason), (usize, usize)> =
-            BTreeMap::new();
+        // How many, and one of them.
+        let mut reasons = BTreeMap::<_, (usize, usize)>::new();
         for &(site, reason) in skipped {
             let module = attachment.module_of_switch(site);
             reasons.entry((module, reason)).or_insert((0, site)).0 += 1;

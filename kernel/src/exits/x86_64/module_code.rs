@@ -8,6 +8,10 @@ use crate::exits::module::ModuleText;
 use super::marks::Marks;
 use super::sweep::{CountPlace, Counted, Edge, How, Sweep};
 
+/// Places that are kept of each kind: a hundred times what the largest module has, so that a guest's
+/// cannot fill memory.
+const MOST: usize = 1 << 17;
+
 /// A function of a module, or a part of one.
 pub(super) struct PieceCode {
     /// Where it is.
@@ -48,7 +52,9 @@ impl ModuleCode {
             let number = u32::try_from(number).unwrap_or(u32::MAX);
             let swept = sweep.piece(number, &range, location);
             code.edges.append(&mut sweep.edges);
+            sweep.counted.truncate(MOST.saturating_sub(code.counted.len()));
             code.counted.append(&mut sweep.counted);
+            sweep.flags.truncate(MOST.saturating_sub(code.flags.len()));
             code.flags.append(&mut sweep.flags);
             code.pieces.push(PieceCode { range, missing: swept.missing, targets: sweep.targets });
         }

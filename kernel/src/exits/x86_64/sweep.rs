@@ -192,7 +192,9 @@ impl<'a> Sweep<'a> {
                         ended = Some(next);
                     }
                     Mnemonic::Call => self.calls(number),
-                    Mnemonic::Cli | Mnemonic::Sti => self.flags.push(at),
+                    Mnemonic::Cli | Mnemonic::Sti if self.flags.len() < MOST_EDGES => {
+                        self.flags.push(at);
+                    }
                     Mnemonic::Ret => {
                         self.edge(&instruction, number, 0, How::Return);
                         ended = Some(next);

@@ -6,6 +6,8 @@ use crate::exits::module::ModuleText;
 use crate::preemptirq::ModuleSwitches;
 use crate::read::wide;
 
+/// Places that are counted of each kind: ten times what the largest module has.
+const MOST: usize = 1 << 17;
 /// `sstatus`
 const STATUS: u32 = 0x100;
 
@@ -18,11 +20,12 @@ pub(in crate::preemptirq) fn find(text: &ModuleText, count: Option<u64>) -> Modu
         while let Some((len, word)) = instruction(&piece.bytes, at) {
             let address = piece.start.wrapping_add(wide(at));
             let [interrupts, preemption] = &mut unusable;
-            if len == 4 && switches(word) {
-                interrupts.push(address);
-            } else if len == 4 && count.is_some_and(|count| counts(word, count)) {
-                preemption.push(address);
-            }
+            let own = match len {
+                4 if switches(word) => Some(interrupts),
+                4 if count.is_some_and(|count| counts(word, count)) => Some(preemption),
+                _ => None,
+            };
+            own.filter(|own| own.len() < MOST).into_iter().for_each(|own| own.push(address));
             at += len;
         }
     }

@@ -167,6 +167,54 @@ mod tests {
         assert_eq!(unusable(&other), (true, true));
     }
 
+    // Everything comes from the guest.
+    #[test]
+    fn any_code_and_tables_are_looked_through() {
+        let mut state = 3_u64;
+        let mut next = |bound: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(99);
+            (state >> 33) % bound
+        };
+        let mut seen = 0;
+        for round in 0..3000 {
+            let mut text = ModuleText::default();
+            // At the end of memory, too.
+            let mut start = if round % 2 == 0 { BASE } else { 0_u64.wrapping_sub(300) };
+            for _ in 0..next(4) {
+                let mut bytes = Vec::new();
+                for _ in 0..next(12) {
+                    match next(5) {
+                        0 => bytes.push(CLI),
+                        1 => bytes.extend([STI, 0x0f]),
+                        2 | 3 => bytes.extend(NOP),
+                        _ => bytes.push(next(256).to_le_bytes()[0]),
+                    }
+                }
+                let site = (next(2) == 0).then(|| (7, start.wrapping_add(next(9))));
+                text.pieces.push(ModulePiece { start, bytes, name: "f".into(), site });
+                start = start.saturating_add(next(80));
+            }
+            let mut list = |count| {
+                let mut list: Vec<u64> =
+                    (0..next(count)).map(|_| BASE.wrapping_add(next(100))).collect();
+                list.sort_unstable();
+                list
+            };
+            (text.labels, text.static_calls) = (list(5), list(5));
+            text.ways = list(5).into_iter().zip(list(5)).collect();
+            for site in find(&text, Some(place(next(9)))).list {
+                let of = text.pieces.iter().find(|piece| {
+                    let at = site.address.checked_sub(piece.start);
+                    let end = at.map(|at| at + u64::from(site.kind.size()));
+                    end.is_some_and(|end| end <= u64::try_from(piece.bytes.len()).unwrap())
+                });
+                assert!(of.is_some(), "{site:?} is not within a function: {text:x?}");
+                seen += 1;
+            }
+        }
+        assert!(seen > 100, "{seen}");
+    }
+
     #[test]
     fn changes_of_the_count_are_found_wherever_the_kernel_is() {
         for slide in [0, 0x1d00_0000] {
