@@ -15,6 +15,41 @@ pub struct Mark {
     pub text: String,
 }
 
+impl Mark {
+    /// For how long the guest stood still until then, in nanoseconds of the host; 0: it did not.
+    #[must_use]
+    pub fn stood_still_ns(&self) -> u64 {
+        match self.kind {
+            MarkKind::Attach
+            | MarkKind::Pause
+            | MarkKind::Resume
+            | MarkKind::Filter
+            | MarkKind::Detach
+            | MarkKind::Note => self.duration_ns,
+            _ => 0,
+        }
+    }
+
+    /// Whether beginnings or ends of calls may not have been seen from here on (docs/stream.md, "Calls").
+    #[must_use]
+    pub fn leaves_calls_uncertain(&self) -> bool {
+        match self.kind {
+            MarkKind::Exit
+            | MarkKind::Agent
+            | MarkKind::Note
+            | MarkKind::Console
+            | MarkKind::Events
+            | MarkKind::Clock
+            | MarkKind::User => false,
+            // A guest that stops misses nothing, but where its user has paused the tracing.
+            MarkKind::Pause => self.text.starts_with("tracing paused"),
+            // Of functions of a module that comes or goes no call is open.
+            MarkKind::Filter => !self.text.starts_with("module "),
+            _ => true,
+        }
+    }
+}
+
 macro_rules! numbered {
     ($(#[$meta:meta])* $name:ident { $($(#[$about:meta])* $variant:ident = $number:literal $text:literal,)* }) => {
         $(#[$meta])*

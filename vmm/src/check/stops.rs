@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use crate::stream::{Header, Mark, MarkKind};
+use crate::export::covered;
+use crate::stream::{Header, Mark};
 
 /// Stops that are remembered.
 const KEPT: usize = 1 << 12;
@@ -14,32 +15,28 @@ pub(super) struct Stops(VecDeque<(i128, i128)>);
 impl Stops {
     /// A mark may tell of one, at its end.
     pub(super) fn add(&mut self, header: &Header, mark: &Mark) {
-        let stops = matches!(
-            mark.kind,
-            MarkKind::Pause | MarkKind::Attach | MarkKind::Filter | MarkKind::Note
-        );
-        if !stops || mark.duration_ns == 0 {
+        let stood_still_ns = mark.stood_still_ns();
+        if stood_still_ns == 0 {
             return;
         }
         if self.0.len() == KEPT {
             self.0.pop_front();
         }
         let end = header.nanoseconds(mark.ticks);
-        self.0.push_back((end - i128::from(mark.duration_ns), end));
+        self.0.push_back((end - i128::from(stood_still_ns), end));
     }
 
     /// For how much of the last `took` nanoseconds before `until` the guest stood still.
     pub(super) fn within(&self, until: i128, took: u64) -> u64 {
         let from = until - i128::from(took);
-        let inside = |&(start, end): &(i128, i128)| (end.min(until) - start.max(from)).max(0);
-        u64::try_from(self.0.iter().map(inside).sum::<i128>()).unwrap_or(u64::MAX)
+        u64::try_from(covered((from, until), self.0.iter().copied())).unwrap_or(u64::MAX)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stream::sample;
+    use crate::stream::{MarkKind, sample};
 
     #[test]
     fn only_what_is_within_counts() {
@@ -51,6 +48,8 @@ mod tests {
         add(100, MarkKind::Pause, 40);
         add(150, MarkKind::Console, 40);
         add(200, MarkKind::Filter, 50);
+        // All of it is in the one before.
+        add(190, MarkKind::Resume, 10);
         add(300, MarkKind::Pause, 0);
         let within = |until, took| stops.within(header.nanoseconds(until), took);
         assert_eq!(within(400, 400), 90);

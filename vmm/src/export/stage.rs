@@ -23,24 +23,6 @@ pub(super) struct Stage<E> {
     waiting: Vec<Waiting>,
 }
 
-/// Whether beginnings or ends of calls may not have been seen from a mark on.
-fn changes(mark: &Mark) -> bool {
-    match mark.kind {
-        MarkKind::Exit
-        | MarkKind::Agent
-        | MarkKind::Note
-        | MarkKind::Console
-        | MarkKind::Events
-        | MarkKind::Clock
-        | MarkKind::User => false,
-        // A guest that stops misses nothing, but where its user has paused the tracing.
-        MarkKind::Pause => mark.text.starts_with("tracing paused"),
-        // Of functions of a module that comes or goes no call is open.
-        MarkKind::Filter => !mark.text.starts_with("module "),
-        _ => true,
-    }
-}
-
 impl<E: Export> Stage<E> {
     pub(super) fn new(export: E) -> Self {
         let (ahead, tasks, present) = (Ahead::default(), Tasks::default(), Present::default());
@@ -128,7 +110,7 @@ impl<E: Export> Stage<E> {
         if mark.kind == MarkKind::Attach {
             self.finish(header)?;
         }
-        if changes(mark) {
+        if mark.leaves_calls_uncertain() {
             self.pairing.change();
         }
         self.teller.export.event(&Event::Mark(mark)).map_err(PlayError::Output)

@@ -73,14 +73,10 @@ impl Iterator for Preemptions {
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             let record = self.sampler.next_record()?;
-            let words: Vec<u64> = record
-                .to_contiguous()
-                .chunks_exact(8)
-                .filter_map(|word| word.try_into().ok().map(u64::from_ne_bytes))
-                .collect();
+            let time = record.to_contiguous().last_chunk().map(|word| u64::from_ne_bytes(*word));
             let (kind, misc) = (record.ty(), record.misc());
             drop(record);
-            match self.switches.next(kind, misc, &words) {
+            match time.and_then(|time| self.switches.next(kind, misc, time)) {
                 Some(Switched::Preempted(from, until)) => {
                     return Some(Preemption::Of(self.at(from), self.at(until)));
                 }
@@ -124,9 +120,8 @@ struct Switches {
 }
 
 impl Switches {
-    /// A record of this kind, with the words behind its header: the last one is its time.
-    fn next(&mut self, kind: u32, misc: u16, words: &[u64]) -> Option<Switched> {
-        let time = *words.last()?;
+    /// A record of this kind, and its time, which is the last word of each.
+    fn next(&mut self, kind: u32, misc: u16, time: u64) -> Option<Switched> {
         match kind {
             SWITCH if misc & SWITCH_OUT == 0 => {
                 let since = self.since.take()?;
@@ -154,20 +149,19 @@ mod tests {
     #[test]
     fn only_a_thread_that_could_go_on_is_preempted() {
         let mut switches = Switches::default();
-        let mut next = |kind, misc, words: &[u64]| switches.next(kind, misc, words);
+        let mut next = |kind, misc, time| switches.next(kind, misc, time);
         let preempted = SWITCH_OUT | SWITCH_OUT_PREEMPT;
-        assert_eq!(next(SWITCH, 0, &[5]), None, "it was there before");
-        assert_eq!(next(SWITCH, SWITCH_OUT, &[10]), None);
-        assert_eq!(next(SWITCH, 0, &[20]), None);
-        assert_eq!(next(SWITCH, preempted, &[30]), None);
-        assert_eq!(next(SWITCH, 0, &[37]), Some(Switched::Preempted(30, 37)));
-        assert_eq!(next(SWITCH, 0, &[40]), None);
+        assert_eq!(next(SWITCH, 0, 5), None, "it was there before");
+        assert_eq!(next(SWITCH, SWITCH_OUT, 10), None);
+        assert_eq!(next(SWITCH, 0, 20), None);
+        assert_eq!(next(SWITCH, preempted, 30), None);
+        assert_eq!(next(SWITCH, 0, 37), Some(Switched::Preempted(30, 37)));
+        assert_eq!(next(SWITCH, 0, 40), None);
         // What came back is among the lost.
-        assert_eq!(next(SWITCH, preempted, &[50]), None);
-        assert_eq!(next(LOST, 0, &[1, 7, 55]), Some(Switched::Lost));
-        assert_eq!(next(SWITCH, 0, &[60]), None);
-        assert_eq!(next(SWITCH, 0, &[]), None);
-        assert_eq!(next(9, 0, &[1]), None);
+        assert_eq!(next(SWITCH, preempted, 50), None);
+        assert_eq!(next(LOST, 0, 55), Some(Switched::Lost));
+        assert_eq!(next(SWITCH, 0, 60), None);
+        assert_eq!(next(9, 0, 61), None);
     }
 
     // Three busy threads on each CPU: this one must wait for others.

@@ -15,7 +15,7 @@ use super::order::{Order, WAITING};
 use super::programs::Programs;
 use super::slides::Slides;
 use super::values::Untold;
-use super::waiting::Waits;
+use super::waiting::{Waits, nanoseconds};
 use super::{
     Clock, Command, ConsoleLines, End, Grace, Setup, Status, Targets, TracedSites, TracerName,
     counts,
@@ -442,7 +442,7 @@ impl Drain {
         for (begun, time) in self.waits.stalls() {
             // As those of other pauses: when they were over.
             let ticks = self.clock.ticks_at(begun + time);
-            let duration_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+            let duration_ns = nanoseconds(time);
             let text = "the output of the trace took nothing".to_owned();
             self.mark(&Mark { ticks, kind: MarkKind::Pause, duration_ns, text })?;
         }

@@ -7,6 +7,7 @@
 
 mod clock;
 
+use super::nanoseconds;
 use crate::stream::{ExitDir, ExitReason, ExitsOf, HostExit, LossReason, Writer};
 use clock::GuestClock;
 use std::collections::VecDeque;
@@ -97,8 +98,8 @@ pub struct ExitReader {
     waiting: VecDeque<Told>,
     /// Preemptions that may be part of an exit that is not over.
     undecided: Vec<(Instant, Instant)>,
-    /// When the vCPU was out of the guest last.
-    last_out: Option<(Instant, Instant)>,
+    /// When the vCPU was out of the guest: the last time, and in a look those since then.
+    out: Vec<(Instant, Instant)>,
     /// Of those dropped, so many were told or forgotten.
     known: u64,
     /// Of a flight recorder: no longer kept, and not told yet.
@@ -133,7 +134,7 @@ fn exit_log_of(room: usize) -> (ExitWriter, ExitReader) {
         queue,
         waiting: VecDeque::new(),
         undecided: Vec::new(),
-        last_out: None,
+        out: Vec::new(),
         known: 0,
         overwritten: 0,
         sums: Vec::new(),
@@ -159,8 +160,7 @@ impl ExitWriter {
 
     /// An exit has begun that will be told: preemptions from here on may be part of it.
     pub fn left(&mut self, since: Instant) {
-        let since = since.saturating_duration_since(self.shared.base).as_nanos();
-        let since = u64::try_from(since).unwrap_or(u64::MAX).max(1);
+        let since = nanoseconds(since.saturating_duration_since(self.shared.base)).max(1);
         self.shared.open.store(since, Ordering::SeqCst);
     }
 
@@ -219,8 +219,7 @@ impl ExitReader {
     fn take(&mut self, overwrites: bool, clock: &mut GuestClock) -> bool {
         let done = self.shared.done.load(Ordering::SeqCst);
         let settled = self.shared.begun.load(Ordering::SeqCst) == done;
-        let mut out: Vec<_> = self.last_out.into_iter().collect();
-        let all = self.take_exits(overwrites, clock, &mut out);
+        let all = self.take_exits(overwrites, clock);
         let mut preempted = mem::take(&mut self.undecided);
         if let Some(scheduler) = &mut *self.shared.scheduler() {
             while let Some(seen) = scheduler() {
@@ -233,32 +232,29 @@ impl ExitReader {
         if !preempted.is_empty() {
             // An exit that is not open now, but was when one of these was, is in the queue by now.
             let open = self.shared.open();
-            if self.take_exits(overwrites, clock, &mut out) {
+            if self.take_exits(overwrites, clock) {
                 for one in preempted {
-                    self.decide(one, open, &out, (overwrites, clock));
+                    self.decide(one, open, (overwrites, clock));
                 }
             } else {
                 // There is no room for the exits that they may be in.
+                let forgotten = preempted.len().saturating_sub(UNDECIDED);
                 preempted.truncate(UNDECIDED);
                 self.undecided = preempted;
+                self.shared.dropped.fetch_add(forgotten as u64, Ordering::SeqCst);
             }
         }
-        self.last_out = out.last().copied();
+        self.out.drain(..self.out.len().saturating_sub(1));
         settled && all
     }
 
     /// The exits in the queue, and when the vCPU was out of the guest. Whether those are all.
-    fn take_exits(
-        &mut self,
-        overwrites: bool,
-        clock: &mut GuestClock,
-        out: &mut Vec<(Instant, Instant)>,
-    ) -> bool {
+    fn take_exits(&mut self, overwrites: bool, clock: &mut GuestClock) -> bool {
         while overwrites || self.waiting.len() < WAITING {
             let Ok(((dropped, exit), times)) = self.queue.try_recv() else { return true };
             if let Some(times) = times {
                 clock.read(times.read, exit.ticks);
-                out.push(times.out);
+                self.out.push(times.out);
             }
             // It is over when the exit begins, whatever the two clocks say.
             for (_, before) in self.waiting.iter_mut().rev() {
@@ -289,11 +285,11 @@ impl ExitReader {
         &mut self,
         (from, until): (Instant, Instant),
         open: Option<Instant>,
-        out: &[(Instant, Instant)],
         (overwrites, clock): (bool, &GuestClock),
     ) {
-        let begun = out.partition_point(|&(since, _)| since <= from);
-        if begun.checked_sub(1).and_then(|last| out.get(last)).is_some_and(|&(_, end)| from < end) {
+        let begun = self.out.partition_point(|&(since, _)| since <= from);
+        let last = begun.checked_sub(1).and_then(|last| self.out.get(last));
+        if last.is_some_and(|&(_, end)| from < end) {
             return;
         }
         if open.is_some_and(|since| from >= since) {
@@ -308,10 +304,9 @@ impl ExitReader {
             return;
         }
         let ticks = clock.ticks_at(until);
-        let duration = until.saturating_duration_since(from).as_nanos();
         let exit = HostExit {
             ticks,
-            duration_ns: u64::try_from(duration).unwrap_or(u64::MAX),
+            duration_ns: nanoseconds(until.saturating_duration_since(from)),
             reason: ExitReason::Preempted,
             dir: ExitDir::None,
             address: 0,

@@ -42,6 +42,7 @@ pub use exits::{ExitReader, ExitWriter, HostTimes, Scheduled, Scheduler, exit_lo
 pub use names::resolver;
 pub use slides::image;
 pub use values::{Recorded, Values};
+pub use waiting::nanoseconds;
 
 /// Everything a relay needs.
 pub struct Setup {

@@ -91,7 +91,8 @@ impl Waits {
     }
 }
 
-fn nanoseconds(time: Duration) -> u64 {
+/// As clocks of the host count, at most what fits.
+pub fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 

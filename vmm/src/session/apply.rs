@@ -1,13 +1,13 @@
 //! Applies a plan: takes sites and exits, and gives them back.
 
-use super::controller::{Controller, Stage, nanoseconds};
+use super::controller::{Controller, Stage};
 use super::plan::{Plan, changes};
 use super::shares::Shares;
 use super::tripwires::Purpose;
 use super::vm::Vm;
 use super::{Tracer, Tracing};
 use crate::kernel::tracepoints::Hooks;
-use crate::relay::{EventTarget, Targets, TracerName};
+use crate::relay::{EventTarget, Targets, TracerName, nanoseconds};
 use crate::stream::Skipped;
 use crate::tracer::{AttachReport, Attachment, ExitSkip, Guest, Skip, TraceError};
 use std::borrow::Cow;

@@ -237,7 +237,7 @@ impl Controller {
         self.look_at_clock(machine, &paused, attachment.image());
         self.stage = Stage::Attached { attachment, from };
         // Nobody can call these any more: nothing is missed of them.
-        self.count_pause(paused, MarkKind::Filter, text);
+        self.count_pause(paused, MarkKind::Note, text);
         Ok(true)
     }
 

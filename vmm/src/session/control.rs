@@ -2,7 +2,7 @@
 //! whose time is in the stream as a mark.
 
 use super::conditions::conditional_of;
-use super::controller::{Controller, Stage, nanoseconds, ticks_now};
+use super::controller::{Controller, Stage, ticks_now};
 use super::histograms::histogram_of;
 use super::plan::Plan;
 use super::values::values_of;
@@ -10,6 +10,7 @@ use super::vm::Vm;
 use super::{Doing, Tracer, Tracing, Use, Wants, mark};
 use crate::condition::Condition;
 use crate::kernel::Selection;
+use crate::relay::nanoseconds;
 use crate::serve::{Answer, Control, ControlRequest, Globs, HistogramSpec, TracerSpec};
 use crate::stream::MarkKind;
 use crate::tracer::Keeper;

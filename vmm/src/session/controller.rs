@@ -21,7 +21,7 @@ use super::vm::{Paused, Vm};
 use super::{Commands, Histogram, Tracing, mark};
 use crate::deadline::Deadline;
 use crate::kernel::{Exit, Exits, Kernel, Missing};
-use crate::relay::{ConsoleLines, ExitReader, Relay};
+use crate::relay::{ConsoleLines, ExitReader, Relay, nanoseconds};
 use crate::serve::{ControlRequest, Join, Sink};
 use crate::stream::{MarkKind, Summary};
 use crate::tracer::{
@@ -132,10 +132,6 @@ pub(super) struct Controller {
 /// The guest's clock, for which it has to pause.
 pub(super) fn ticks_now(machine: &dyn Vm) -> u64 {
     machine.pause().ok().and_then(|paused| paused.tsc(0).ok()).unwrap_or(0)
-}
-
-pub(super) fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Controller {

@@ -2,10 +2,10 @@
 
 use super::vm::Vm;
 use crate::machine::{ExitCause, ExitObserver, Preemption, Preemptions, VcpuExit};
-use crate::relay::{ExitReader, ExitWriter, HostTimes, Scheduled, exit_log};
+use crate::relay::{ExitReader, ExitWriter, HostTimes, Scheduled, exit_log, nanoseconds};
 use crate::stream::{ExitDir, ExitReason, HostExit};
 use std::io::{Error, ErrorKind};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Has the exits of all vCPUs observed, for the relay. If the host does not tell when it runs others in
 /// place of a vCPU, why.
@@ -73,10 +73,6 @@ fn scheduled(preemption: Preemption) -> Scheduled {
         Preemption::Of(from, until) => Scheduled::Preempted { from, until },
         Preemption::Unknown => Scheduled::Unknown,
     }
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// As the stream tells it.

@@ -51,7 +51,7 @@ mod way;
 use crate::deadline::{self, Deadline};
 use crate::kernel::{Kernel, KernelError};
 use crate::machine::{Config, ConsoleSinks, Event, ExitReason, Far, Machine, MachineError};
-use crate::relay::ConsoleLines;
+use crate::relay::{ConsoleLines, nanoseconds};
 use crate::serve::{ControlRequest, Join, Sink, Unwritten};
 use crate::stream::{Exit, Mark, MarkKind, Summary};
 use crate::tracer::TraceError;
@@ -373,7 +373,7 @@ fn next(events: &Receiver<Event>, due: Option<Instant>) -> Result<Event, RecvTim
 }
 
 fn mark(ticks: u64, kind: MarkKind, duration: Duration, text: String) -> Mark {
-    let duration_ns = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+    let duration_ns = nanoseconds(duration);
     Mark { ticks, kind, duration_ns, text }
 }
 

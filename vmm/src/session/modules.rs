@@ -11,6 +11,7 @@ use super::vm::{Paused, Vm};
 use super::{Tracer, Tracing, arch};
 use crate::kernel::{Exit, Functions, Missing, Selection, selects};
 use crate::machine::TRAP_INSTRUCTION;
+use crate::relay::nanoseconds;
 use crate::serve::Globs;
 use crate::stream::{MarkKind, Skipped};
 use crate::tracer::{Attachment, Fresh, Guest, Module, ModuleFunction, ModuleMoment, TraceError};
@@ -446,7 +447,7 @@ impl Controller {
         self.count_sites(attachment, &sites, u64::saturating_add);
         let shared = attachment.shared().values().sum::<usize>() as u64;
         self.summary.sites.shared = self.summary.sites.shared.max(shared);
-        self.summary.patch_ns += super::controller::nanoseconds(report.patch_time);
+        self.summary.patch_ns += nanoseconds(report.patch_time);
         // None of their calls has begun: others that are open stay.
         for (keeper, places) in plan.keepers() {
             let all = self.keepers.entry(keeper).or_default();

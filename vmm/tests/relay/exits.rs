@@ -250,6 +250,22 @@ fn exits_without_room_are_counted_where_they_are_missing() {
     assert_eq!((summary.records(), summary.lost()), (QUEUE + 1, 12));
 }
 
+// A record that is never finished holds exits back: at the end there are more than may wait for one.
+#[test]
+fn all_exits_behind_an_unfinished_record_are_written_at_the_end() {
+    let mut run = Run::new(false);
+    run.rings.reserve(0).unwrap();
+    for at in 0..3 * QUEUE {
+        put(&mut run.writer, 1000 + at);
+        if at % QUEUE == QUEUE - 1 {
+            run.drain.pass().unwrap();
+        }
+    }
+    let (seen, summary, _) = run.end();
+    let exits = seen.iter().filter(|seen| matches!(seen, Seen::Exit(_))).count();
+    assert_eq!((exits as u64, summary.records(), summary.lost()), (3 * QUEUE, 3 * QUEUE, 1));
+}
+
 // What nobody takes at the end is lost, and is told as what is in the rings is.
 #[test]
 fn exits_that_the_output_does_not_take_are_counted() {

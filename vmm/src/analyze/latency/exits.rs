@@ -33,29 +33,9 @@ impl Exits {
     }
 }
 
-/// How much of a time others cover, which may overlap.
-pub(super) fn covered((from, to): (u64, u64), others: impl Iterator<Item = (u64, u64)>) -> u64 {
-    let inside = others.map(|(start, end)| (start.max(from), end.min(to)));
-    let mut inside: Vec<_> = inside.filter(|(start, end)| start < end).collect();
-    inside.sort_unstable();
-    let (mut sum, mut until) = (0, from);
-    for (start, end) in inside {
-        sum += end.saturating_sub(start.max(until));
-        until = until.max(end);
-    }
-    sum
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_covered_twice_counts_once() {
-        let all = [(0, 5), (8, 12), (10, 11), (11, 14), (19, 30), (40, 50)];
-        assert_eq!(covered((4, 20), all.into_iter()), 1 + 6 + 1);
-        assert_eq!(covered((14, 19), all.into_iter()), 0);
-    }
 
     #[test]
     fn exits_of_a_vcpu_are_found_by_time() {

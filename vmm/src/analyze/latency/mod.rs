@@ -296,7 +296,7 @@ impl Found {
     fn add(&mut self, mut episode: Episode) {
         let (from, to) = (episode.since_ns, episode.ns);
         let covered = |spans: &mut dyn Iterator<Item = (u64, u64)>| {
-            exits::covered((from, to), spans).min(episode.duration_ns)
+            crate::export::covered((from, to), spans).min(episode.duration_ns)
         };
         let paused_ns = covered(&mut self.pauses.iter().copied());
         // A pause is an exit of each vCPU.
@@ -355,18 +355,15 @@ impl Found {
 
     /// The beginning and the end of a pause, if that is what the mark says.
     fn pause(&mut self, mark: &Mark) -> Option<(u64, u64)> {
-        let paused = matches!(
-            mark.kind,
-            MarkKind::Pause | MarkKind::Attach | MarkKind::Filter | MarkKind::Note
-        );
-        if !paused || mark.duration_ns == 0 {
+        let stood_still_ns = mark.stood_still_ns();
+        if stood_still_ns == 0 {
             return None;
         }
         if self.pauses.len() == PAUSES {
             self.pauses.pop_front();
         }
         let end = self.at(mark.ticks);
-        let pause = (end.saturating_sub(mark.duration_ns), end);
+        let pause = (end.saturating_sub(stood_still_ns), end);
         self.pauses.push_back(pause);
         Some(pause)
     }

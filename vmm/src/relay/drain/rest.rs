@@ -133,9 +133,7 @@ impl Drain {
     ) -> io::Result<u64> {
         let overwrites = self.overwrites(vcpu);
         let Some(reader) = self.readers.get_mut(vcpu) else {
-            self.exits.gather(vcpu, overwrites, &mut self.writer)?;
-            self.raw.clear();
-            self.write(vcpu, Last::All)?;
+            self.write_exits(vcpu)?;
             return Ok(0);
         };
         let (lost, mut rest) = reader.rest();
@@ -146,7 +144,19 @@ impl Drain {
         let unfinished = std::mem::take(&mut rest.unfinished).into_iter();
         let unfinished = unfinished.map(|program| self.programs.tracers(program)).sum();
         self.lost(vcpu, unfinished, LossReason::Unfinished)?;
+        self.write_exits(vcpu)?;
         Ok(left_there)
+    }
+
+    /// Writes the exits for which nothing has to wait any more. There may be more than had room among those that
+    /// waited for records.
+    fn write_exits(&mut self, vcpu: usize) -> io::Result<()> {
+        let overwrites = self.overwrites(vcpu);
+        self.raw.clear();
+        while self.exits.gather(vcpu, overwrites, &mut self.writer)? > 0 {
+            self.write(vcpu, Last::All)?;
+        }
+        Ok(())
     }
 
     /// Nobody takes what is left in a ring any more: it is lost. How many records.

@@ -67,6 +67,29 @@ fn what_is_forgotten_or_given_up_is_counted() {
     }
 }
 
+// Preemptions are not known to be part of an exit while the exits have no room. Not all of them can wait.
+#[test]
+fn preemptions_without_room_are_counted() {
+    let (mut writer, mut reader) = exit_log();
+    let (clock, base) = (&mut clock(), Instant::now());
+    let mut left = UNDECIDED as u64 + 5;
+    let own = move || {
+        let from = base + Duration::from_millis(left);
+        left = left.checked_sub(1)?;
+        Some(Scheduled::Preempted { from, until: from + Duration::from_micros(1) })
+    };
+    for at in 0..=WAITING as u64 {
+        put(&mut writer, at);
+        if at % QUEUE as u64 == QUEUE as u64 - 1 {
+            reader.take(false, clock);
+        }
+    }
+    writer.scheduler(Ok(Box::new(own)));
+    assert!(!reader.take(false, clock));
+    assert_eq!((reader.waiting.len(), reader.undecided.len()), (WAITING, UNDECIDED));
+    assert_eq!(reader.dropped(), 5);
+}
+
 // What is being told, or has to wait in its queue, keeps watermarks back.
 #[test]
 fn all_is_taken_only_if_nothing_was_begun() {
