@@ -59,6 +59,16 @@ fn returns_and_tail_calls_are_exits() {
     assert_eq!(code.told("h"), (vec![(9, code.to("h"))], Coverage::Whole));
 }
 
+/// clang prefixes the jump; without these, no function of its kernels but a few has returns.
+#[test]
+fn a_return_may_have_a_prefix() {
+    let mut code = Code::new();
+    code.function("f");
+    code.returns.push(code.here());
+    code.branch(&[0x2e, 0xe9], 4, "__x86_return_thunk");
+    assert_eq!(code.told("f"), (vec![(9, ExitKind::Return)], Coverage::Whole));
+}
+
 /// A hook there would write over what follows, or be overwritten.
 #[test]
 fn what_cannot_be_hooked_is_told() {

@@ -11,8 +11,9 @@ pub struct ContextPlaces {
     /// Of the byte whose highest bit is clear where the CPU is to preempt, from the gs base as well: where
     /// that is not the highest of the count (x86-64 since 7.3).
     pub resched: Option<u64>,
-    /// Of the count of bans on its migration (`migration_disabled`), 16 bits.
-    pub migration: u64,
+    /// Of the count of bans on its migration (`migration_disabled`), 16 bits; without one the count is
+    /// recorded as 0.
+    pub migration: Option<u64>,
     /// Of its count of softirqs, where the count of preemptions has none (`softirq_disable_cnt`,
     /// PREEMPT_RT).
     pub softirq: Option<u64>,

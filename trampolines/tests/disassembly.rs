@@ -103,7 +103,7 @@ fn places() -> impl Strategy<Value = ContextPlaces> {
     let softirq = prop::option::of(0..1_u64 << 30);
     let lazy = prop::option::of(0..1_u64 << 30);
     let resched = prop::option::of(0..1_u64 << 30);
-    (word(), word(), word(), softirq, lazy, resched).prop_map(
+    (word(), word(), prop::option::of(word()), softirq, lazy, resched).prop_map(
         |(flags, preempt_count, migration, softirq, lazy, resched)| ContextPlaces {
             flags,
             preempt_count,

@@ -15,6 +15,7 @@ pub mod deadline;
 pub mod devices;
 pub mod events;
 pub mod export;
+mod files;
 pub mod host;
 mod host_vsock;
 pub use vmtrace_emulated as emulated;

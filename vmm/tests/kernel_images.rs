@@ -475,6 +475,37 @@ fn functions_that_are_not_there_are_an_error_that_tells_near_ones() {
     }
 }
 
+// What works for `boot` is expected here, too; "auto" was looked for as a directory.
+#[test]
+fn modules_of_an_image_are_found_for_its_lists() {
+    for (command, glob, found) in [
+        ("functions", &["-f", ":mod:vsock"][..], "__vsock_create"),
+        ("events", &[":mod:vmw_vsock_virtio_transport_common"], "vsock:virtio_transport_alloc_pkt"),
+    ] {
+        let args = [&[command, "--modules", "auto"], glob].concat();
+        let listed = vmtrace(&args, &image("x86_64-6.12")).assert().success();
+        let text = String::from_utf8(listed.get_output().stdout.clone()).unwrap();
+        assert!(text.lines().any(|line| line.starts_with(found)), "{command}: {text}");
+    }
+}
+
+// A script must be able to tell a slip in its own command line from a run that failed.
+#[test]
+fn wrong_names_in_conditions_and_histograms_are_usage() {
+    for (options, told) in [
+        (["--if", "nosuch > 3"], "at character 1: \"nosuch > 3\""),
+        (["--if", "pid == 1 && comm > 3"], "at character 13: \"comm > 3\""),
+        (["--tracer", "vfs_read if caller == nosuch"], "has no function \"nosuch\""),
+        (["--start-at", "vfs_read if nosuch == 1"], "no such parameter"),
+        (["--hist", "vfs_read:nosuch"], "no histogram of nosuch"),
+    ] {
+        let args = [&["boot", "-f", "vfs_read"], &options[..]].concat();
+        let failed = vmtrace(&args, &image("x86_64-6.12")).assert().code(2).stdout("");
+        let text = String::from_utf8(failed.get_output().stderr.clone()).unwrap();
+        assert!(text.contains(told), "{text}");
+    }
+}
+
 // `perf`, `nm` and debuggers know functions by the addresses of their symbols; the site is before it
 // or behind it.
 #[test]

@@ -3,8 +3,9 @@
 //!
 //! The numbers of these flags (`TIF_NEED_RESCHED`, `TIF_NEED_RESCHED_LAZY`) differ between versions
 //! and architectures. Distributions backport the newer ones, and type information has no macros.
-//! The kernel's own `tracing_gen_ctx_irq_test` (kernel/trace/trace.c, since 5.12), which makes
-//! ftrace's columns of context, tests exactly these two, so the numbers are taken from its code.
+//! The kernel's own `tracing_gen_ctx_irq_test` (kernel/trace/trace.c, since 5.12; before that
+//! `tracing_generic_entry_update`), which makes ftrace's columns of context, tests exactly these two, so the
+//! numbers are taken from its code.
 
 use std::collections::BTreeSet;
 
@@ -88,14 +89,17 @@ impl Kernel {
     fn context_code(&self) -> Option<&[u8]> {
         /// The function has less than 200 bytes.
         const MAX: u64 = 1024;
-        let start = self.symbols().address("tracing_gen_ctx_irq_test")?;
+        /// By its name since 5.12, and before.
+        const NAMES: [&str; 2] = ["tracing_gen_ctx_irq_test", "tracing_generic_entry_update"];
+        let start = NAMES.iter().find_map(|name| self.symbols().address(name))?;
         let len = self.symbols().next_after(start)?.checked_sub(start)?.min(MAX);
         self.bytes(start, index(len))
     }
 }
 
 impl Kernel {
-    /// Whether records can tell the state of the CPU.
+    /// Whether records can tell the state of the CPU. Kernels before 5.11, and those without SMP, do not
+    /// count bans on migration: there `migrate_disable` switches preemption off.
     ///
     /// # Errors
     /// What is not known of this kernel.
@@ -111,8 +115,6 @@ impl Kernel {
         let flags = structs.member_offset("thread_info", "flags");
         if structs.source() == Source::Image || flags.is_none() {
             Err(KernelError::NoContext("type information (BTF), which says where it is"))
-        } else if structs.member_offset("task_struct", "migration_disabled").is_none() {
-            Err(KernelError::NoContext("a count of migrate_disable, which kernels have since 5.11"))
         } else if count.is_none() {
             Err(KernelError::NoContext("a preemption count"))
         } else if self.need_resched().is_none() {

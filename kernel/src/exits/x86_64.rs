@@ -219,7 +219,8 @@ impl Finder<'_> {
             (_, Kind::Thunk(register)) => self.indirect(edge, register),
             (_, Kind::Code) if target == self.thunk => match self.returns.binary_search(&edge.from)
             {
-                Ok(_) if edge.len == 5 => Verdict::Exit(ExitKind::Return),
+                // clang puts a prefix before the jump; the kernel makes the return at the first byte.
+                Ok(_) if matches!(edge.len, 5 | 6) => Verdict::Exit(ExitKind::Return),
                 _ => Verdict::Missing(Missing::UnlistedReturn),
             },
             (_, Kind::Code) => match self.depth(edge.from) {

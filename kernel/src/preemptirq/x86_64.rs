@@ -39,6 +39,11 @@ pub(super) fn find(kernel: &Kernel) -> Result<Switches, KernelError> {
     let alternatives = finder.alternatives();
     let entries = finder.entries(&tables)?;
     let interrupts = match (alternatives, entries) {
+        // It patches what `.parainstructions` lists, from 5.12 on alternatives.
+        (false, _) if kernel.symbols().address("native_patch").is_some() => Some(
+            "before 5.12 such code is patched as .parainstructions says, which vmtrace does not read (newer \
+             kernels work)",
+        ),
         (false, _) => Some(
             "its code switches interrupts by single bytes, without room for a jump (built without \
              CONFIG_PARAVIRT_XXL?)",

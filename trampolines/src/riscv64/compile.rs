@@ -141,8 +141,12 @@ fn context(ops: &mut Assembler, values: &Values, to: i32) -> Result<(), ProgramE
     let places = values.context.ok_or(ProgramError::Unknown(Field::Context))?;
     ops.extend(csrr(register::T3, SSTATUS).to_le_bytes());
     dynasm!(ops; .arch riscv64; .feature A, Zicntr; sb t3, [t2, to + part::INTERRUPTS]);
-    load_byte(ops, "the offset of a task's bans on migration", places.migration)?;
-    dynasm!(ops; .arch riscv64; .feature A, Zicntr; sb t3, [t2, to + part::MIGRATION]);
+    if let Some(migration) = places.migration {
+        load_byte(ops, "the offset of a task's bans on migration", migration)?;
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr; sb t3, [t2, to + part::MIGRATION]);
+    } else {
+        dynasm!(ops; .arch riscv64; .feature A, Zicntr; sb zero, [t2, to + part::MIGRATION]);
+    }
     load_word(ops, "the offset of a task's flags", places.flags)?;
     dynasm!(ops; .arch riscv64; .feature A, Zicntr; sh t3, [t2, to + part::FLAGS]);
     if let Some(lazy) = places.lazy {

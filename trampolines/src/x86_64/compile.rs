@@ -236,7 +236,6 @@ pub(super) fn context(ops: &mut Assembler, values: &Values, to: i32) -> Result<(
     let places = values.context.ok_or(ProgramError::Unknown(Field::Context))?;
     let current = disp("current's offset", values.current)?;
     let flags = disp("the offset of a task's flags", places.flags)?;
-    let migration = disp("the offset of a task's bans on migration", places.migration)?;
     let count = disp("the offset of the count of preemptions", places.preempt_count)?;
     const { assert!(part::MIGRATION == 0 && part::INTERRUPTS == 1) };
     dynasm!(ops; .arch x64
@@ -246,8 +245,17 @@ pub(super) fn context(ops: &mut Assembler, values: &Values, to: i32) -> Result<(
         ; gs mov rax, [DWORD current]
         ; mov edx, [rax + flags]
         ; mov [r10 + to + part::FLAGS], dx
-        ; mov dl, [rax + migration]
-        ; mov [r10 + to + part::MIGRATION], dl
+    );
+    if let Some(migration) = places.migration {
+        let migration = disp("the offset of a task's bans on migration", migration)?;
+        dynasm!(ops; .arch x64
+            ; mov dl, [rax + migration]
+            ; mov [r10 + to + part::MIGRATION], dl
+        );
+    } else {
+        dynasm!(ops; .arch x64; mov BYTE [r10 + to + part::MIGRATION], 0);
+    }
+    dynasm!(ops; .arch x64
         ; gs mov edx, [DWORD count]
         ; mov [r10 + to + part::PREEMPT_COUNT], edx
     );

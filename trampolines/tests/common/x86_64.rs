@@ -2,7 +2,7 @@
 
 use super::{AREA, FakeGuest, PID, STACK_OF, at};
 use vmtrace_trampolines::x86_64::{self, Values, compile};
-use vmtrace_trampolines::{Code, ContextPlaces, Point, Program};
+use vmtrace_trampolines::{Code, ContextPlaces, Overflow, Point, Program};
 
 pub(crate) use vmtrace_trampolines::x86_64::SPENT;
 
@@ -240,7 +240,8 @@ impl FakeGuest {
             context: Some(ContextPlaces {
                 flags: FLAGS,
                 preempt_count: PREEMPT_COUNT,
-                migration: MIGRATION,
+                // As kernels before 5.11.
+                migration: (self.overflow != Overflow::Overwrite).then_some(MIGRATION),
                 softirq: Some(SOFTIRQ),
                 // One of the two as kernels with a flag up there, and with a wide count.
                 resched: matches!(addressing, x86_64::Addressing::Shared { .. })

@@ -14,7 +14,7 @@ use vmtrace_system::say;
 use super::clock::Clock;
 use super::life;
 use super::losses::{self, Counted};
-use super::view::{parse_moment, parse_name};
+use super::view::{check_span, parse_moment, parse_name};
 use super::{BadUsage, report, view};
 use crate::convert::{Format, Output, Tally};
 use crate::export::{
@@ -169,6 +169,7 @@ pub fn run(args: Args) -> Result<u8> {
 
 fn convert(args: Args) -> Result<u8> {
     let Args { file, output: place, format, filter, notrace, tracer, clock, part, .. } = args;
+    check_span(part.since, part.until)?;
     let part = part.pick();
     let (compress, once_told) = (args.compress, args.once_told);
     let shown = place.display().to_string();

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{bail, ensure};
 use serde::Serialize;
 
+use super::boot::modules_in;
 use super::module_files;
 use super::terminal::Paging;
 use crate::kernel::tracepoints::{Event, ModuleData, Origin};
@@ -22,8 +23,8 @@ pub struct Args {
     #[arg(value_name = "GLOB")]
     glob: Option<String>,
     /// Also list the events of the modules in this directory, which has the layout of
-    /// /lib/modules/RELEASE
-    #[arg(long, value_name = "DIR")]
+    /// /lib/modules/RELEASE. auto finds it as `vmtrace boot` does
+    #[arg(long, value_name = "DIR|auto")]
     modules: Option<PathBuf>,
     /// Print JSON: one object per line
     #[arg(long)]
@@ -47,13 +48,17 @@ type Found = (Event, Option<String>);
 /// When the kernel or a module cannot be read, or no event matches.
 pub fn run(args: Args) -> anyhow::Result<u8> {
     let Args { kernel, glob, modules, json, count, system_map, paging } = args;
-    let kernel = super::inspect::open(&kernel, system_map.as_deref())?;
+    let image = kernel;
+    let kernel = super::inspect::open(&image, system_map.as_deref())?;
     let pattern = glob.as_deref().unwrap_or("*");
     let mut found = matching(kernel.events()?, pattern, None);
     match modules {
-        Some(dir) => found.extend(of_modules(&kernel, &dir, pattern)?),
+        Some(dir) => {
+            let dir = modules_in(dir, &image, kernel.release())?;
+            found.extend(of_modules(&kernel, &dir, pattern)?);
+        }
         None if Functions::of(pattern).module().is_some() => {
-            bail!("{pattern}: which modules? Use --modules DIR")
+            bail!("{pattern}: which modules? Use --modules DIR, or auto")
         }
         None => {}
     }

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use super::boot::modules_in;
 use super::module_files;
 use super::terminal::Paging;
 use crate::kernel::{Functions, Kernel, ModuleFile, Selection, selects};
@@ -20,8 +21,8 @@ pub struct Args {
     #[arg(short, long, value_name = "GLOB")]
     notrace: Vec<String>,
     /// Also list the functions of the modules in this directory, which has the layout of
-    /// /lib/modules/RELEASE
-    #[arg(long, value_name = "DIR")]
+    /// /lib/modules/RELEASE. auto finds it as `vmtrace boot` does
+    #[arg(long, value_name = "DIR|auto")]
     modules: Option<PathBuf>,
     /// Print only their number
     #[arg(long)]
@@ -41,11 +42,13 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<u8> {
     let Args { kernel, filter, notrace, modules, count, system_map, paging } = args;
     let (filter, notrace) = (super::from_files(filter)?, super::from_files(notrace)?);
-    let kernel = super::inspect::open(&kernel, system_map.as_deref())?;
+    let image = kernel;
+    let kernel = super::inspect::open(&image, system_map.as_deref())?;
     let selection = kernel.select_with_report(&filter, &notrace);
     let Selection { sites, mut unmatched, mut unmatched_notrace } = selection;
     let mut lines = of_kernel(&kernel, &sites);
     if let Some(dir) = modules {
+        let dir = modules_in(dir, &image, kernel.release())?;
         let mut found =
             Found { filter: &filter, notrace: &notrace, matched: vec![], lines: vec![] };
         found.read(&kernel, &dir)?;
@@ -58,7 +61,7 @@ pub fn run(args: Args) -> anyhow::Result<u8> {
     } else if let Some(pattern) =
         filter.iter().find(|pattern| Functions::of(pattern).module().is_some())
     {
-        anyhow::bail!("{pattern}: which modules? Use --modules DIR");
+        anyhow::bail!("{pattern}: which modules? Use --modules DIR, or auto");
     }
     if lines.is_empty() {
         return Err(kernel.no_match(unmatched).into());

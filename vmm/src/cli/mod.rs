@@ -15,7 +15,6 @@ pub mod inspect;
 mod life;
 mod losses;
 mod module_files;
-mod output;
 mod pages;
 pub mod report;
 pub mod run;
@@ -28,7 +27,7 @@ pub mod top;
 mod view;
 
 use crate::serve::Source;
-use crate::session::ValuesError;
+use crate::session::{ConditionalError, HistogramError, ValuesError};
 use crate::tracer::TraceError;
 use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
@@ -133,7 +132,7 @@ pub mod exit {
     pub const TIMED_OUT: u8 = 124;
 }
 
-/// Options that do not go together, which no parser of options knows.
+/// Options that do not go together, or not with the kernel, which no parser of options knows.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct BadUsage(String);
@@ -217,6 +216,8 @@ pub fn main() -> u8 {
         let is_usage = error.is::<ValuesError>()
             || error.is::<check::BadRules>()
             || error.is::<BadUsage>()
+            || error.is::<ConditionalError>()
+            || error.is::<HistogramError>()
             || error.is::<TraceError>();
         if is_usage { exit::USAGE } else { exit::FAILED }
     })

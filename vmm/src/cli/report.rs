@@ -127,6 +127,7 @@ enum Format {
 /// When the file cannot be read or is not a whole stream (what is whole has been printed
 /// then), or the output fails.
 pub fn run(args: Args) -> Result<u8> {
+    args.view.check()?;
     let looks = args.looks;
     let mut screen = looks.open()?;
     let printed = args.print(&mut screen, looks.colours());

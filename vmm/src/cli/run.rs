@@ -9,9 +9,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::exit;
-use super::output::Output;
 use crate::agent::protocol::{Command, Entry, LoadedModule, Reason, Run};
 use crate::agent::{AgentError, Connection, Endpoint, Handle, Streams};
+use crate::files::Output;
 use vmtrace_system::say;
 
 /// The exit status if the command could not be run for a reason for which shells have no number.
@@ -151,8 +151,8 @@ fn fetch(connection: Connection, path: &OsString, output: Option<PathBuf>) -> Re
     };
     // An older file is whole until the new one is.
     let text = || to.display().to_string();
-    let mut file = Output::open(&to).with_context(text)?;
-    match connection.fetch(path.as_bytes(), file.file()) {
+    let file = Output::open(&to).with_context(text)?;
+    match connection.fetch(path.as_bytes(), &mut file.file()) {
         Err(error @ AgentError::Output(_)) => return Err(error).with_context(text),
         done => done?,
     };

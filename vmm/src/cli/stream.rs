@@ -58,6 +58,7 @@ enum FormatArg {
 /// # Errors
 /// When there is no trace, it is torn, or the output fails.
 pub fn run(args: Args) -> Result<u8> {
+    args.view.check()?;
     match args.follow() {
         Err(error) if report::is_broken_pipe(&error) => Ok(0),
         done => done,

@@ -1,5 +1,6 @@
 //! Options that select what of a trace is printed, shared by several commands.
 
+use super::BadUsage;
 use crate::check::parse_time as parse_unit;
 use crate::export::{Export, Pick, Picked, Player};
 use crate::kernel::Functions;
@@ -55,6 +56,12 @@ pub(super) struct View {
 }
 
 impl View {
+    /// # Errors
+    /// When nothing could be shown.
+    pub(super) fn check(&self) -> Result<(), BadUsage> {
+        check_span(self.since, self.until)
+    }
+
     /// An export that gets only what is asked for.
     pub(super) fn pick<'a>(&self, export: Box<dyn Export + 'a>) -> Box<dyn Export + 'a> {
         let pick = Pick {
@@ -137,6 +144,19 @@ pub(super) fn parse_moment(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text:?} is not a time; use for example 1.204530, 1200ms or 2s"))
 }
 
+/// Whether there is a moment from `since` to `until`, both in nanoseconds.
+///
+/// # Errors
+/// When there is none: an empty result would pass for a trace in which nothing happened.
+pub(super) fn check_span(since: Option<u64>, until: Option<u64>) -> Result<(), BadUsage> {
+    match (since, until) {
+        (Some(since), Some(until)) if until < since => {
+            Err(BadUsage("--until is before --since: exchange the two".to_owned()))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// A name that a request can have.
 pub(super) fn parse_name(text: &str) -> Result<String, String> {
     if text.is_empty() || text.contains(char::is_whitespace) {
@@ -150,6 +170,16 @@ mod tests {
     use super::*;
     use crate::cli::Cli;
     use clap::CommandFactory as _;
+
+    // "5" and "5100ms" are both times, and the wrong way round they choose nothing.
+    #[test]
+    fn times_are_the_right_way_round() {
+        let checked = |since, until| check_span(since, until).map_err(|error| error.to_string());
+        for (since, until) in [(None, Some(1)), (Some(2), None), (Some(2), Some(2))] {
+            assert_eq!(checked(since, until), Ok(()));
+        }
+        assert!(checked(Some(3), Some(2)).unwrap_err().contains("exchange"));
+    }
 
     // What narrows a trace is looked for together, not between formats and pagers.
     #[test]

@@ -5,7 +5,9 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use tempfile::{NamedTempFile, TempDir};
+use tempfile::TempDir;
+
+use crate::files;
 
 /// A file or a directory that appears at its place when it is finished.
 #[derive(Debug)]
@@ -16,13 +18,14 @@ pub struct Output {
 
 #[derive(Debug)]
 enum Kind {
-    File(NamedTempFile),
+    File(files::Output),
     Directory(TempDir),
     Standard(File),
 }
 
 impl Output {
-    /// A file, which will take the place of one that is there. `-` is standard output.
+    /// A file, which will take the place of one that is there; a device or a FIFO is written to as it is. `-` is
+    /// standard output.
     ///
     /// # Errors
     /// When it cannot be made.
@@ -34,10 +37,7 @@ impl Output {
         if place.is_dir() {
             return Err(io::Error::new(io::ErrorKind::IsADirectory, "a directory is there"));
         }
-        let file = tempfile::Builder::new()
-            .prefix(".vmtrace-")
-            .permissions(mode(0o666))
-            .tempfile_in(beside(place))?;
+        let file = files::Output::open(place)?;
         Ok(Self { place: place.to_owned(), kind: Kind::File(file) })
     }
 
@@ -67,7 +67,7 @@ impl Output {
     /// When it is a directory, or the system has no descriptors left.
     pub fn handle(&self) -> io::Result<File> {
         match &self.kind {
-            Kind::File(file) => file.as_file().try_clone(),
+            Kind::File(file) => file.file().try_clone(),
             Kind::Standard(file) => file.try_clone(),
             Kind::Directory(_) => Err(io::ErrorKind::IsADirectory.into()),
         }
@@ -78,7 +78,7 @@ impl Output {
     pub fn path(&self) -> &Path {
         match &self.kind {
             Kind::Directory(directory) => directory.path(),
-            Kind::File(_) => beside(&self.place),
+            Kind::File(file) => file.directory().unwrap_or(Path::new("/tmp")),
             Kind::Standard(_) => Path::new("/tmp"),
         }
     }
@@ -90,8 +90,12 @@ impl Output {
     /// When it cannot be made.
     pub fn scratch(&self) -> io::Result<File> {
         match &self.kind {
+            Kind::File(file) => match file.directory() {
+                Some(directory) => tempfile::tempfile_in(directory),
+                None => tempfile::tempfile(),
+            },
+            Kind::Directory(directory) => tempfile::tempfile_in(directory.path()),
             Kind::Standard(_) => tempfile::tempfile(),
-            _ => tempfile::tempfile_in(self.path()),
         }
     }
 
@@ -102,7 +106,7 @@ impl Output {
     pub fn commit(self) -> io::Result<()> {
         match self.kind {
             Kind::Standard(_) => Ok(()),
-            Kind::File(file) => file.persist(&self.place).map(drop).map_err(|error| error.error),
+            Kind::File(file) => file.done(),
             Kind::Directory(directory) => {
                 // Takes the place of an empty directory.
                 fs::rename(directory.path(), &self.place)?;
@@ -145,6 +149,30 @@ mod tests {
         assert_eq!(fs::read(&place).expect("there"), b"new");
         drop(Output::file(&place).expect("a file"));
         assert_eq!(fs::read_dir(&folder).expect("there").count(), 1, "nothing is left behind");
+    }
+
+    // /dev/null would become a file, for all programs of the machine; a link would lead nowhere any more.
+    #[test]
+    fn what_is_no_file_of_its_own_is_written_to() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let fifo = folder.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
+        let from = fifo.clone();
+        let reader = std::thread::spawn(move || fs::read(from).expect("what is written"));
+        let write = |place: &Path| {
+            let output = Output::file(place).expect("there");
+            output.handle().expect("a file").write_all(b"through").expect("a reader");
+            output.scratch().expect("room");
+            output.commit().expect("nothing to move");
+        };
+        write(&fifo);
+        assert_eq!(reader.join().expect("no panic"), b"through");
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink("target", &link).expect("a link");
+        write(&link);
+        assert!(fs::symlink_metadata(&link).expect("there").is_symlink());
+        assert_eq!(fs::read(folder.path().join("target")).expect("there"), b"through");
+        assert_eq!(fs::read_dir(&folder).expect("there").count(), 3, "nothing else");
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl<'a> Members<'a> {
             lazy: need.and_then(NeedResched::far).map(|byte| flags + byte),
             preempt_count,
             resched,
-            migration: known("task_struct", "migration_disabled")?,
+            migration: known("task_struct", "migration_disabled"),
             softirq: known("task_struct", "softirq_disable_cnt"),
         })
     }

@@ -23,10 +23,11 @@ use vmtrace_system::say;
 use super::Args;
 use crate::cli::convert::{DONE, GO};
 use crate::cli::life::BEAT;
-use crate::cli::{BadUsage, exit, output};
+use crate::cli::{BadUsage, exit};
 use crate::convert::Format;
 use crate::deadline::{self, Deadline};
 use crate::emulated::THIS_PROGRAM;
+use crate::files;
 
 /// Signals that arrive within this many milliseconds of the end of the run count as those that ended
 /// it.
@@ -59,7 +60,7 @@ impl Conversion {
             return Err(BadUsage(format!("{shown} is of the format {format}, and {what}")).into());
         }
         // Links are followed: what is there is replaced, and not the link.
-        let target = output::target(&place).with_context(shown)?;
+        let target = files::target(&place).with_context(shown)?;
         let Some(target) = target.filter(|it| it.is_file() || it.is_dir() || !it.exists()) else {
             bail!(
                 "{}: {} is written to files only: for the stream give a name with another ending",

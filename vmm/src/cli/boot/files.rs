@@ -1,7 +1,7 @@
 //! Detects files of a run that are the same file.
 
 use super::Args;
-use crate::cli::output;
+use crate::files;
 use anyhow::{Result, bail};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -22,7 +22,7 @@ impl Identity {
         match fs::metadata(path) {
             Ok(file) if file.file_type().is_char_device() => None,
             Ok(file) => Some(Identity::There(file.dev(), file.ino())),
-            Err(_) => output::target(path).ok().flatten().map(Identity::Missing),
+            Err(_) => files::target(path).ok().flatten().map(Identity::Missing),
         }
     }
 }

@@ -7,7 +7,7 @@ use super::run_output::RunOutput;
 use super::{Args, Watchers, trace_name, trace_output};
 use crate::agent::protocol::AGENT_PORT;
 use crate::agent::{AgentMessage, AgentParser};
-use crate::cli::{exit, output};
+use crate::cli::exit;
 use crate::deadline::{self, Deadline, Guard};
 use crate::devices::virtio::blk::Disk;
 use crate::devices::virtio::fs::{Fs, Share};
@@ -15,6 +15,7 @@ use crate::devices::virtio::vsock::{self, Vsock};
 use crate::emulated::Patience;
 use crate::events::{EventLoop, Handle, Signals, Subscription};
 use crate::export::{write_losses, write_summary};
+use crate::files;
 use crate::kernel::Kernel;
 use crate::machine::{self, BootImage, Config, ExitReason, ImageBytes, Waker};
 use crate::sandbox::{self, Thread};
@@ -100,7 +101,7 @@ fn confinement(args: &Args) -> sandbox::Settings {
         cleared: sockets.filter_map(|path| path.parent()).map(Path::to_owned).collect(),
         // By links, as they will be opened.
         written: results
-            .map(|path| output::target(path).ok().flatten().unwrap_or_else(|| path.clone()))
+            .map(|path| files::target(path).ok().flatten().unwrap_or_else(|| path.clone()))
             .collect(),
         terminal: args.interactive,
     }

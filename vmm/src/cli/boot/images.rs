@@ -4,6 +4,7 @@ use super::{AgentArg, Args, interactive, userland};
 use crate::cli::BadUsage;
 use crate::emulated::HostArch;
 use crate::initramfs::{self, AGENT_BESIDE, AgentAs, LoadedModule};
+use crate::kernel::Arch;
 use anyhow::{Context, Result, anyhow, bail};
 use std::fs::File;
 use std::io::{ErrorKind, Read as _};
@@ -80,21 +81,35 @@ pub(super) fn modules(args: &Args, image: &Path, release: &str) -> Result<Option
         None if args.kernel.is_none() && args.initrd.is_none() => false,
         None => return Ok(None),
     };
-    let places = module_places(Path::new("/"), image, release);
-    let found = places.iter().find(|dir| dir.join("modules.dep").is_file());
-    match found {
-        Some(dir) => say!("vmtrace: modules: {}", dir.display()),
-        None if auto => {
-            let places: Vec<_> = places.iter().map(|dir| dir.display().to_string()).collect();
-            bail!(
-                "--modules auto: none of these has modules (modules.dep) of {release}: {}; name the \
-                 directory: --modules DIR",
-                places.join(", ")
-            )
-        }
-        None => {}
+    let found = match found_modules(image, release) {
+        Err(error) if auto => return Err(error),
+        found => found.ok(),
+    };
+    if let Some(dir) = &found {
+        say!("vmtrace: modules: {}", dir.display());
     }
-    Ok(found.cloned())
+    Ok(found)
+}
+
+/// The directory that `--modules` names, or finds as `auto`.
+///
+/// # Errors
+/// When `auto` finds none.
+pub(in crate::cli) fn modules_in(dir: PathBuf, image: &Path, release: &str) -> Result<PathBuf> {
+    if dir == Path::new(AUTO) { found_modules(image, release) } else { Ok(dir) }
+}
+
+/// Where modules of this kernel are.
+fn found_modules(image: &Path, release: &str) -> Result<PathBuf> {
+    let places = module_places(Path::new("/"), image, release);
+    places.iter().find(|dir| dir.join("modules.dep").is_file()).cloned().ok_or_else(|| {
+        let places: Vec<_> = places.iter().map(|dir| dir.display().to_string()).collect();
+        anyhow!(
+            "--modules auto: none of these has modules (modules.dep) of {release}: {}; name the \
+             directory: --modules DIR",
+            places.join(", ")
+        )
+    })
 }
 
 /// And for shares: what they need comes first, as dependencies.
@@ -257,6 +272,24 @@ pub(super) fn start_agent(args: &mut Args) -> Result<(), BadUsage> {
     }
     args.cmdline = format!("rdinit={AGENT_BESIDE} {}", args.cmdline).trim_end().to_owned();
     Ok(())
+}
+
+/// Refuses words of the command line that no x86-64 guest of vmtrace survives: its devices interrupt by the I/O APIC
+/// alone (hardware-reduced ACPI), and without that the kernel takes their interrupts for exceptions.
+///
+/// # Errors
+/// Which word that is, and what to do instead.
+pub(super) fn check_cmdline(cmdline: &str, arch: Arch) -> Result<(), BadUsage> {
+    let mut words = cmdline.split_whitespace().take_while(|word| *word != "--");
+    let fatal = |word: &&str| matches!(*word, "noapic" | "nolapic" | "nosmp" | "maxcpus=0");
+    let Some(word) = words.find(fatal).filter(|_| arch == Arch::X86_64) else { return Ok(()) };
+    let instead = match word {
+        "nosmp" | "maxcpus=0" => "use --cpus 1, or maxcpus=1",
+        _ => "leave it out",
+    };
+    Err(BadUsage(format!(
+        "--cmdline has {word}: the guest would use no I/O APIC, by which alone its devices interrupt; {instead}"
+    )))
 }
 
 impl Args {
@@ -443,6 +476,20 @@ mod tests {
         behind.cmdline = "quiet -- rdinit=/x".to_owned();
         assert!(start_agent(&mut behind).is_ok());
         assert_eq!(behind.cmdline, format!("{asked} quiet -- rdinit=/x"));
+    }
+
+    // The guest panics early in its boot, with an exception that nothing on the console explains.
+    #[test]
+    fn a_guest_without_an_io_apic_is_refused() {
+        for word in ["noapic", "nolapic", "nosmp", "maxcpus=0"] {
+            let line = format!("quiet {word} debug");
+            let error = check_cmdline(&line, Arch::X86_64).unwrap_err().to_string();
+            assert!(error.contains(&format!("--cmdline has {word}: ")), "{error}");
+            assert!(check_cmdline(&line, Arch::Riscv64).is_ok(), "{word}");
+        }
+        for line in ["", "maxcpus=1", "nolapic_timer nox2apic", "quiet -- nosmp"] {
+            assert!(check_cmdline(line, Arch::X86_64).is_ok(), "{line}");
+        }
     }
 
     // Nobody has asked for them: a run without them is one as before there was such an output.

@@ -38,6 +38,7 @@ use crate::stream::Compression;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use conversion::Conversion;
+pub(super) use images::modules_in;
 use reports::Reports;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -440,6 +441,7 @@ pub fn run(mut args: Args) -> Result<u8> {
     // What is wrong with the kernel or the filters is said before anything boots.
     let kernel = Arc::new(super::inspect::open(&image, args.system_map.as_deref())?);
     kernel.check_traceable().with_context(|| image.display().to_string())?;
+    images::check_cmdline(&args.cmdline, kernel.arch())?;
     args.modules = images::modules(&args, &image, kernel.release())?;
     args.device_modules = images::device_modules(&args, &image, kernel.release());
     args.trace_latency(&kernel);

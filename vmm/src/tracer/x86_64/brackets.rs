@@ -19,21 +19,25 @@ const FINISH: &str = "ftrace_arch_code_modify_post_process";
 
 /// More than either function has.
 const LONGEST: usize = 96;
-/// `movl $imm32, disp32(%rip)`.
-const STORE: [u8; 2] = [0xc7, 0x05];
+/// How `movl $imm32, disp32(%rip)` begins, and `movb $imm8, disp32(%rip)`, to which clang shortens it; and their
+/// bytes.
+const STORES: [([u8; 2], usize); 2] = [([0xc7, 0x05], 10), ([0xc6, 0x05], 7)];
 /// `xor %eax, %eax`.
 const CLEAR: [u8; 2] = [0x31, 0xc0];
-/// Bytes of a store.
-const STORE_LEN: usize = 10;
 
 /// An instruction of the kernel at a link address.
-struct Found<const N: usize> {
+#[derive(Debug, PartialEq, Eq)]
+struct Found<B> {
     link: u64,
-    bytes: [u8; N],
+    bytes: B,
 }
 
 /// The first call of (or jump to) one of these functions in another.
-fn find(kernel: &Kernel, function: &'static str, callees: &[&str]) -> Option<Found<{ site::LEN }>> {
+fn find(
+    kernel: &Kernel,
+    function: &'static str,
+    callees: &[&str],
+) -> Option<Found<[u8; site::LEN]>> {
     let start = kernel.symbols().address(function)?;
     let body = kernel.bytes(start, LONGEST)?;
     let callees: Vec<u64> =
@@ -48,12 +52,29 @@ fn find(kernel: &Kernel, function: &'static str, callees: &[&str]) -> Option<Fou
 
 /// The store behind the call that takes the lock. Before 5.15 the function returns 0, which may be
 /// put between the two.
-fn begin(kernel: &Kernel) -> Option<Found<STORE_LEN>> {
+fn begin(kernel: &Kernel) -> Option<Found<&[u8]>> {
     let behind = find(kernel, PREPARE, &LOCKS)?.link + site::LEN as u64;
     let clears = kernel.bytes(behind, CLEAR.len())? == CLEAR;
     let link = behind + if clears { CLEAR.len() as u64 } else { 0 };
-    let bytes: [u8; STORE_LEN] = kernel.bytes(link, STORE_LEN)?.try_into().ok()?;
-    bytes.starts_with(&STORE).then_some(Found { link, bytes })
+    let bytes = store(kernel.bytes(link, LONGEST)?)?;
+    Some(Found { link, bytes })
+}
+
+/// The store that code begins with.
+fn store(code: &[u8]) -> Option<&[u8]> {
+    let (_, len) = STORES.iter().find(|(opcode, _)| code.starts_with(opcode))?;
+    code.get(..*len)
+}
+
+/// The same store as `bytes` of one at `from`, at another address.
+fn moved(bytes: &[u8], from: u64, to: u64) -> Option<Vec<u8>> {
+    let (opcode, rest) = bytes.split_at_checked(2)?;
+    let (displacement, value) = rest.split_first_chunk::<4>()?;
+    let distance = i64::from(i32::from_le_bytes(*displacement));
+    // From the end of the instruction, which is as long there.
+    let distance =
+        i32::try_from(from.wrapping_sub(to).cast_signed().checked_add(distance)?).ok()?;
+    Some([opcode, &distance.to_le_bytes(), value].concat())
 }
 
 /// Makes the code of both stubs, to be put at run-time address `at` of an annex that lies at
@@ -70,8 +91,8 @@ pub(super) fn make(
 ) -> Result<(Vec<u8>, Stops<Moment>), TraceError> {
     let unknown = || TraceError::Ftrace("how it changes sites");
     let (begin, end) = begin(kernel).zip(find(kernel, FINISH, &UNLOCKS)).ok_or_else(unknown)?;
-    verify(guest, image, &begin)?;
-    verify(guest, image, &end)?;
+    verify(guest, image, begin.link, begin.bytes)?;
+    verify(guest, image, end.link, &end.bytes)?;
     let len = trap.len() as u64;
     let mut stops = Stops::default();
     let mut stop = |moment, link, bytes: &[u8; site::LEN], ours: Option<[u8; site::LEN]>, stub| {
@@ -80,21 +101,14 @@ pub(super) fn make(
         Some(())
     };
 
-    // trap; movl; jmp back
+    // trap; mov; jmp back
     let from = image.runtime(begin.link);
-    let [a, b, c, d, e, f, g, h, i, j] = begin.bytes;
-    let variable = from
-        .wrapping_add(STORE_LEN as u64)
-        .wrapping_add_signed(i32::from_le_bytes([c, d, e, f]).into());
+    let size = begin.bytes.len() as u64;
     let mut code = trap.to_vec();
-    let behind = at + (code.len() + STORE_LEN) as u64;
-    let distance = i32::try_from(variable.wrapping_sub(behind).cast_signed());
-    code.extend([a, b]);
-    code.extend(distance.map_err(|_| unknown())?.to_le_bytes());
-    code.extend([g, h, i, j]);
-    code.extend(site::jump(behind, from + STORE_LEN as u64).ok_or_else(unknown)?);
-    let front = [a, b, c, d, e];
-    stop(Moment::Begin, begin.link, &front, site::jump(from, at), at).ok_or_else(unknown)?;
+    code.extend(moved(begin.bytes, from, at + len).ok_or_else(unknown)?);
+    code.extend(site::jump(at + len + size, from + size).ok_or_else(unknown)?);
+    let front = begin.bytes.first_chunk().ok_or_else(unknown)?;
+    stop(Moment::Begin, begin.link, front, site::jump(from, at), at).ok_or_else(unknown)?;
 
     // trap; jmp mutex_unlock
     code.resize(code.len().next_multiple_of(16), 0xcc);
@@ -110,19 +124,34 @@ pub(super) fn make(
 }
 
 /// Whether the running kernel has what its image has.
-fn verify<const N: usize>(
-    guest: &dyn Guest,
-    image: &Image,
-    found: &Found<N>,
-) -> Result<(), GuestError> {
-    let mut now = [0; N];
-    guest.read(image.physical_of(found.link), &mut now)?;
-    if now != found.bytes {
-        let address = image.runtime(found.link);
+fn verify(guest: &dyn Guest, image: &Image, link: u64, bytes: &[u8]) -> Result<(), GuestError> {
+    let mut now = vec![0; bytes.len()];
+    guest.read(image.physical_of(link), &mut now)?;
+    if now != bytes {
+        let address = image.runtime(link);
         return Err(GuestError::Mismatch(format!(
-            "{address:#x} holds {now:02x?}, not {:02x?}",
-            found.bytes
+            "{address:#x} holds {now:02x?}, not {bytes:02x?}"
         )));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // With clang's kernels nothing that we trace could be shared with the guest's own ftrace.
+    #[test]
+    fn stores_of_both_compilers_are_known_and_moved() {
+        // movl $1, 0x1234(%rip); nop, and movb $1, 0x12e9a39(%rip); cs jmp
+        let long = [0xc7, 5, 0x34, 0x12, 0, 0, 1, 0, 0, 0, 0x90];
+        let short = [0xc6, 5, 0x39, 0x9a, 0x2e, 1, 1, 0x2e, 0xe9];
+        assert_eq!(store(&long), Some(&long[..10]));
+        assert_eq!(store(&short), Some(&short[..7]));
+        assert_eq!((store(&short[..6]), store(&[0x90; 10])), (None, None));
+        let at = moved(&short[..7], 0xffff_ffff_8106_3d60, 0xffff_ffff_8106_3d00).unwrap();
+        assert_eq!(at, [0xc6, 5, 0x99, 0x9a, 0x2e, 1, 1]);
+        assert_eq!(moved(&long[..10], 0, 0x34).unwrap(), [0xc7, 5, 0, 0x12, 0, 0, 1, 0, 0, 0]);
+        assert_eq!(moved(&short[..7], 1 << 40, 0), None, "out of reach");
+    }
 }

@@ -1,4 +1,4 @@
-//! Files that commands write.
+//! Files that are written: whole before anybody sees them.
 
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
@@ -12,7 +12,7 @@ const LINKS: usize = 40;
 
 /// A file that is whole before anybody sees it, as far as what has its name allows that.
 #[derive(Debug)]
-pub(super) enum Output {
+pub(crate) enum Output {
     /// A regular file, or nothing yet: replaced once all is written.
     New {
         /// What is written to.
@@ -31,7 +31,7 @@ impl Output {
     ///
     /// # Errors
     /// When the system refuses.
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let there = match fs::metadata(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             there => Some(there?),
@@ -51,10 +51,18 @@ impl Output {
     }
 
     /// What is written to.
-    pub(super) fn file(&mut self) -> &mut File {
+    pub(crate) fn file(&self) -> &File {
         match self {
-            Self::New { file, .. } => file.as_file_mut(),
+            Self::New { file, .. } => file.as_file(),
             Self::There(file) => file,
+        }
+    }
+
+    /// The directory that it will be in, if it is a file of its own.
+    pub(crate) fn directory(&self) -> Option<&Path> {
+        match self {
+            Self::New { target, .. } => target.parent(),
+            Self::There(_) => None,
         }
     }
 
@@ -62,7 +70,7 @@ impl Output {
     ///
     /// # Errors
     /// When the file cannot get its name or mode.
-    pub(super) fn done(self) -> io::Result<()> {
+    pub(crate) fn done(self) -> io::Result<()> {
         if let Self::New { file, target, mode } = self {
             if let Some(mode) = mode {
                 // The umask has had its part in what it was made with.
@@ -79,7 +87,7 @@ impl Output {
 ///
 /// # Errors
 /// When its directory cannot be found, or links go round in a circle.
-pub(super) fn target(path: &Path) -> io::Result<Option<PathBuf>> {
+pub(crate) fn target(path: &Path) -> io::Result<Option<PathBuf>> {
     let mut path = path.to_owned();
     for _ in 0..LINKS {
         let name = path.file_name().ok_or(ErrorKind::IsADirectory)?;
@@ -111,7 +119,7 @@ mod tests {
     use super::*;
 
     fn write(path: &Path, content: &str) -> io::Result<()> {
-        let mut output = Output::open(path)?;
+        let output = Output::open(path)?;
         output.file().write_all(content.as_bytes())?;
         output.done()
     }
@@ -131,7 +139,7 @@ mod tests {
             before.read_to_string(&mut old).unwrap();
             assert_eq!((fs::read_to_string(&path).unwrap().as_str(), old.len()), ("new", 3));
         }
-        let mut unfinished = Output::open(&path).unwrap();
+        let unfinished = Output::open(&path).unwrap();
         unfinished.file().write_all(b"hal").unwrap();
         drop(unfinished);
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");
