@@ -107,6 +107,54 @@ impl Guests {
         assert_eq!((sites.direct, sites.combined), (0, 1), "one site, three tracers");
     }
 
+    /// Of every function, only what files are opened by is recorded, three levels of it, from boot to power-off: each
+    /// such call is there with all that it calls, and nothing else.
+    pub fn a_part_of_the_call_tree_is_whole(&self, name: &str) {
+        const ROOT: &str = "do_sys_openat2";
+        const DEEPEST: &str = "path_openat";
+        let middle = if name.ends_with("-7") { "do_file_open" } else { "do_filp_open" };
+        let counted = format!("--tracer=counted={ROOT},{DEEPEST}:count");
+        let args = ["--graph", "-f", "*", "--graph-root", ROOT, "--max-depth", "3", "--cpus", "2"];
+        let args = [&args[..], &["--overflow", "block", &counted]].concat();
+        let (finished, trace) = self.run(name, "files", &args);
+        let (err, counted) = (finished.err(), trace.counted().unwrap());
+        assert_eq!(missing(&trace.summary), 0, "{err}");
+        let mut stacks: HashMap<u64, Vec<u64>> = HashMap::new();
+        let mut all: Vec<_> = trace.entries.iter().map(|entry| (entry, true)).collect();
+        all.extend(trace.returns.iter().chain(&trace.aids).map(|entry| (entry, false)));
+        all.sort_by_key(|(entry, _)| (entry.timestamp, entry.number));
+        let mut calls: BTreeMap<(usize, &str), usize> = BTreeMap::new();
+        for (record, enters) in all.iter().filter(|(record, _)| record.tracer == 0) {
+            let sp = record.sp.unwrap();
+            let open = stacks.entry(sp >> 14).or_default();
+            if enters == &true {
+                // What a function goes on in has its stack pointer.
+                open.retain(|&outer| outer >= sp);
+                open.push(sp);
+                *calls.entry((open.len(), &record.function)).or_default() += 1;
+            } else {
+                open.retain(|&outer| outer > sp);
+            }
+        }
+        assert!(stacks.values().all(Vec::is_empty), "{name}: calls without ends: {err}");
+        let of = |depth, function| calls.get(&(depth, function)).copied().unwrap_or(0);
+        let functions = |depth| calls.keys().filter(move |(at, _)| *at == depth).count();
+        let total = |function: &str| usize::try_from(counted[function]).unwrap();
+        let roots = of(1, ROOT);
+        assert!(roots > 20, "{name}: {roots}: {err}");
+        assert_eq!((roots, functions(1)), (total(ROOT), 1), "{name}: {calls:?}");
+        assert_eq!(of(2, middle), roots, "{name}: {calls:?}");
+        // Once more where it cannot be done without waiting; others than these open files, too.
+        let deepest = of(3, DEEPEST);
+        assert!((roots..=total(DEEPEST)).contains(&deepest), "{name}: {calls:?}");
+        assert!(functions(2) > 2 && functions(3) > 2, "{name}: {calls:?}");
+        assert_eq!(calls.keys().filter(|(depth, _)| *depth > 3).count(), 0, "{name}: {calls:?}");
+        // Those of calls, each once.
+        let ends = trace.returns.iter().filter(|record| record.tracer == 0).count();
+        let entries: usize = calls.values().sum();
+        assert!(ends > entries / 2 && ends <= entries, "{name}: {ends} of {entries}");
+    }
+
     /// From boot to power-off, with every function, its arguments and where it is left, and a CPU that
     /// leaves and comes back: no oops, and every return is one of the function that was entered last
     /// at its stack pointer.

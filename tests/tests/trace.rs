@@ -46,6 +46,14 @@ fn a_hundred_thousand_calls_have_a_hundred_thousand_returns() {
     GUESTS.a_hundred_thousand_calls_have_a_hundred_thousand_returns("x86_64-6.12");
 }
 
+// A call that is left out, or one that is elsewhere in the tree, makes a trace of what it is not said to be of.
+#[test]
+fn a_part_of_the_call_tree_is_whole() {
+    for name in some(&["x86_64-6.1", "x86_64-6.12", "x86_64-7"], 1) {
+        GUESTS.a_part_of_the_call_tree_is_whole(name);
+    }
+}
+
 #[test]
 fn every_function_can_be_traced_with_its_returns() {
     GUESTS.every_function_can_be_traced_with_its_returns();

@@ -59,6 +59,13 @@ fn a_hundred_thousand_calls_have_a_hundred_thousand_returns() {
 }
 
 #[test]
+fn a_part_of_the_call_tree_is_whole() {
+    for name in some(&RISCV_KERNELS, 0) {
+        GUESTS.a_part_of_the_call_tree_is_whole(name);
+    }
+}
+
+#[test]
 fn every_function_can_be_traced_with_its_returns() {
     GUESTS.every_function_can_be_traced_with_its_returns();
 }

@@ -4,6 +4,7 @@ use crate::callers::{CALLERS, Callers};
 use crate::condition::{Condition, Operand, Test, extended};
 use crate::histogram::{Calls, Ended, OPEN, Sorted};
 use crate::layout::{COMMON_SIZE, Info, MAX_RECORD};
+use crate::nesting::Nesting;
 
 /// What happens when a ring is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -363,6 +364,8 @@ pub struct Program {
     /// Only calls whose beginnings are here: they end with this, and [`Field::Duration`] and
     /// [`Operand::Duration`] are known.
     pub since: Option<Calls>,
+    /// Only calls that are nested so; `None` for all.
+    pub nesting: Option<Nesting>,
 }
 
 /// Why a program cannot be compiled.
@@ -383,6 +386,9 @@ pub enum ProgramError {
     /// There is no such thing at this point, or at all.
     #[error("a condition {0} (at {1:?})")]
     Condition(&'static str, Point),
+    /// How deep a call is cannot be known like that.
+    #[error("a program that knows how deep calls are {0} (at {1:?})")]
+    Nesting(&'static str, Point),
     /// What counts cannot be like that.
     #[error("a program that counts {0}")]
     Counts(&'static str),
@@ -492,6 +498,9 @@ impl Program {
         }
         if let Some(condition) = &self.condition {
             self.check_condition(condition)?;
+        }
+        if let Some(nesting) = self.nesting {
+            nesting.check(self.point)?;
         }
         for (index, &field) in self.fields.iter().enumerate() {
             let known = match field {

@@ -7,6 +7,7 @@ use disassembled::{Instruction, riscv64, x86_64};
 use vmtrace_trampolines::callers::Callers;
 use vmtrace_trampolines::condition::{Operand, Relation, Test};
 use vmtrace_trampolines::histogram::{Calls, Ended, Sorted};
+use vmtrace_trampolines::nesting::{Call, Nesting};
 use vmtrace_trampolines::{
     Condition, Counters, Counts, Field, Last, Overflow, Point, Program, Read,
 };
@@ -192,6 +193,33 @@ fn an_end_that_is_not_meant_is_as_short_as_promised() {
     let (x86, riscv) = (compiled_x86(&begin), compiled_riscv(&begin));
     let skipped = till(&riscv, "rdtime") - till(&riscv, "j ") - 1;
     assert_eq!((common(&x86).len(), till(&riscv, "jr t0") - skipped), (18, 22));
+}
+
+// What a call costs that is not nested as it should be: where it is entered, and where it is left, each with the
+// instruction that goes on.
+#[test]
+fn a_call_elsewhere_in_the_tree_is_as_short_as_promised() {
+    let address = 0xffff_ffff_9000_0000;
+    let nesting = |depth, call| Some(Nesting { address, stack_bits: 14, depth, call });
+    let cost = |point, nesting: Option<Nesting>, up_to: [(&str, isize); 2]| {
+        let program = Program { nesting, ..with(point, &[Field::Stack]) };
+        let till = |all: &[Instruction], (text, more): (&str, isize)| {
+            let at = all.iter().position(|one| one.text.trim().starts_with(text)).expect(text);
+            at.checked_add_signed(1 + more).unwrap()
+        };
+        let [x86, riscv] = up_to;
+        [till(&compiled_x86(&program), x86), till(&compiled_riscv(&program), riscv)]
+    };
+    // Outside of a root: of x86-64 a jump, of riscv64 a branch that is not taken, and a jump.
+    let outside = cost(Point::Entry, nesting(None, Call::Inner), [("jae", 1), ("j ", 1)]);
+    // Deeper than it is asked for.
+    let deeper = cost(Point::Entry, nesting(Some(3), Call::Inner), [("jb", 1), ("j ", 1)]);
+    assert_eq!((outside, deeper), ([9, 11], [9, 11]));
+    // Left outside of a root: with the look at what is left over, and what is jumped over.
+    let left = cost(Point::Return, nesting(None, Call::Ends), [("jae", 3 - 1), ("j ", 1 - 1)]);
+    let left_deeper =
+        cost(Point::Return, nesting(Some(3), Call::Ends), [("jmp", 5), ("j ", 1 - 3)]);
+    assert_eq!((left, left_deeper), ([11, 15], [16, 19]));
 }
 
 // What a call costs that is counted: what is in here beside it is paid by every call.

@@ -67,6 +67,7 @@ impl Random {
             condition: None,
             counts: None,
             since: None,
+            nesting: None,
         }
     }
 }

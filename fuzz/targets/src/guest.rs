@@ -392,6 +392,7 @@ fn duty(input: &mut Input<'_>, point: Point) -> Duty {
         fields: fields.clone(),
         condition: condition(tracer),
         counts: None,
+        nested: None,
     });
     Duty { point, parts: parts.collect() }
 }

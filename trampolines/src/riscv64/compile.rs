@@ -4,6 +4,7 @@ use super::Values;
 use super::condition::Tests;
 use super::count::count;
 use super::encode::{SSTATUS, csrr, register};
+use super::nesting::nested;
 use super::operands::{
     Assembler, DURATION, Registers, SHIFT, SPENT_SHIFTED, argument, load_byte, load_double,
     load_word, parts, registers,
@@ -42,13 +43,27 @@ pub fn compile(
     let mut ops = Assembler::new(0);
     let Registers { link, control } = registers(program.point);
     let returns = program.point == Point::Return;
+    let leave = ops.new_dynamic_label();
+    let test = |ops: &mut Assembler| {
+        let (Some(condition), None) = (&program.condition, program.since) else { return Ok(()) };
+        let record = ops.new_dynamic_label();
+        branch(&mut Tests { ops: &mut *ops, values }, condition, (record, true))?;
+        // A branch does not reach the end of a long program.
+        dynasm!(ops; .arch riscv64; j =>leave; =>record);
+        Ok::<_, ProgramError>(())
+    };
+    // Levels are given back whatever else is asked for.
+    if !returns {
+        test(&mut ops)?;
+    }
+    if let Some(nesting) = program.nesting {
+        nested(&mut ops, program.point, nesting, leave)?;
+    }
+    if returns {
+        test(&mut ops)?;
+    }
     if let Some(calls) = program.since {
         timed(&mut ops, program, calls, values)?;
-    } else if let Some(condition) = &program.condition {
-        let record = ops.new_dynamic_label();
-        branch(&mut Tests { ops: &mut ops, values }, condition, (record, true))?;
-        // A branch does not reach the end of a long program.
-        dynasm!(ops; .arch riscv64; j >leave; =>record);
     }
     find_control(&mut ops, control, values)?;
     reserve(&mut ops, program, overflow)?;
@@ -118,7 +133,7 @@ pub fn compile(
     } else {
         dynasm!(ops; .arch riscv64; .feature A, Zicntr; sw X(link), [t2, at(below::SITE)]);
     }
-    dynasm!(ops; .arch riscv64; leave:);
+    dynasm!(ops; .arch riscv64; leave: ; =>leave);
     let ending = ops.offset().0;
     // Harts predict what is jumped to by ra from calls: a function's return must stay one.
     match program.point {

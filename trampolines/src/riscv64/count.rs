@@ -4,6 +4,7 @@
 //! a task that was migrated then counts in the table of its former CPU.
 
 use super::condition::{Tests, follow};
+use super::nesting::nested;
 use super::operands::{Assembler, Registers, find_counter, parts, registers};
 use super::sort::{begin, end, sort};
 use super::timed::timed;
@@ -21,11 +22,23 @@ pub(super) fn count(
 ) -> Result<Code, ProgramError> {
     let mut ops = Assembler::new(0);
     let (point, leave) = (program.point, ops.new_dynamic_label());
+    let test = |ops: &mut Assembler| match (&program.condition, program.since) {
+        // Unlike a record, this is so short that a branch reaches its end.
+        (Some(condition), None) => branch(&mut Tests { ops, values }, condition, (leave, false)),
+        _ => Ok(()),
+    };
+    // Levels are given back whatever else is asked for.
+    if point == Point::Entry {
+        test(&mut ops)?;
+    }
+    if let Some(nesting) = program.nesting {
+        nested(&mut ops, point, nesting, leave)?;
+    }
+    if point != Point::Entry {
+        test(&mut ops)?;
+    }
     if let Some(calls) = program.since {
         timed(&mut ops, program, calls, values)?;
-    } else if let Some(condition) = &program.condition {
-        // Unlike a record, this is so short that a branch reaches its end.
-        branch(&mut Tests { ops: &mut ops, values }, condition, (leave, false))?;
     }
     let stop = match counts {
         Counts::Up(counters) => {

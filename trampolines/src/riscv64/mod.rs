@@ -22,6 +22,7 @@ mod compile;
 mod condition;
 mod count;
 pub mod encode;
+mod nesting;
 mod operands;
 mod read;
 mod slow;

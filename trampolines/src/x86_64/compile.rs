@@ -2,6 +2,7 @@
 
 use super::condition::{Tests, follow};
 use super::count::{Told, count, count_down};
+use super::nesting::{behind, nested};
 use super::operands::{ABOVE_SPENT, ARGUMENTS, Assembler, ENDING, Operands, RDX, disp, exchange};
 use super::read::{finish, read};
 use super::slow::slow;
@@ -38,14 +39,27 @@ pub fn compile(
     let mut reads = Reads::default();
     let ends = ops.new_dynamic_label();
     let point = program.point;
+    let test = |ops: &mut Assembler| match (&program.condition, program.since) {
+        (Some(condition), None) => {
+            branch(&mut Tests { ops, values, point, timed: false }, condition, (ends, false))
+        }
+        _ => Ok(()),
+    };
+    if point == Point::Entry {
+        test(&mut ops)?;
+    }
+    let nested = match program.nesting {
+        Some(nesting) => Some(nested(&mut ops, point, nesting, ends)?),
+        None => None,
+    };
+    // Levels are given back whatever else is asked for.
+    if point != Point::Entry {
+        test(&mut ops)?;
+    }
     let since = match program.since {
         Some(calls) => Some(timed(&mut ops, program, calls, values)?),
         None => None,
     };
-    if let (Some(condition), None) = (&program.condition, &since) {
-        let mut tests = Tests { ops: &mut ops, values, point, timed: false };
-        branch(&mut tests, condition, (ends, false))?;
-    }
     let (mut stop, mut others, mut elsewhere) = (None, None, None);
     match (program.counts, program.point) {
         (Some(Counts::Up(counters)), _) => count(&mut ops, counters, values)?,
@@ -95,6 +109,9 @@ pub fn compile(
     }
     if let Some(elsewhere) = elsewhere {
         callers::elsewhere(&mut ops, &elsewhere, values)?;
+    }
+    if let Some(nested) = nested {
+        behind(&mut ops, &nested)?;
     }
     let load = finish(reads, &mut ops, values)?;
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;

@@ -15,6 +15,7 @@ mod compile;
 mod condition;
 #[allow(clippy::useless_conversion, reason = "of the assembler's macro")]
 mod count;
+mod nesting;
 mod operands;
 mod read;
 mod slow;

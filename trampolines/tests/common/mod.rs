@@ -96,6 +96,7 @@ pub(crate) fn entry_program() -> Program {
         condition: None,
         counts: None,
         since: None,
+        nesting: None,
     }
 }
 

@@ -36,6 +36,7 @@ pub(crate) fn with(point: Point, fields: &[Field]) -> Program {
         condition: None,
         counts: None,
         since: None,
+        nesting: None,
     }
 }
 

@@ -217,6 +217,7 @@ impl Controller {
         let own = self.kernel.sites().len();
         for tracer in self.tracing.tracers.iter_mut().flatten() {
             tracer.sites.retain(|site| *site < own);
+            tracer.limits.retain(|site| *site < own);
         }
         for trigger in &mut self.tracing.triggers {
             trigger.sites.retain(|site| *site < own);

@@ -168,6 +168,10 @@ impl Controller {
             // The relay knows all the others.
             words.extend(attachment.stubs(ram, &self.kernel, &rest)?.into_iter().flatten());
             (wanted.sites, wanted.exits) = (sites, exits);
+            if self.tracing.is_limited() {
+                // Its sites were left out until now.
+                told = plan.recorded();
+            }
         } else {
             told = plan.recorded();
             wanted.sites = with_programs(&plan.sites, &programs);
@@ -214,6 +218,12 @@ impl Controller {
         Ok(wanted)
     }
 
+    /// What can be done of a plan while ends are not seen yet, if that is not all.
+    pub(super) fn without_unseen(&self, attachment: &Attachment, plan: &Plan) -> Option<Plan> {
+        let limited = !attachment.is_settled() && self.tracing.is_limited();
+        limited.then(|| plan.without_nested())
+    }
+
     /// Takes the sites and exits of a plan.
     pub(super) fn enable(
         &mut self,
@@ -228,6 +238,8 @@ impl Controller {
         let ram = machine.ram();
         let held_back = self.held_back.then(|| self.plan_untraced());
         let plan = held_back.as_ref().unwrap_or(plan);
+        let before = self.without_unseen(attachment, plan);
+        let plan = before.as_ref().unwrap_or(plan);
         let ahead = if attachment.is_settled() { self.ahead.take() } else { None };
         let ahead = ahead.filter(|ahead| std::ptr::eq(&*ahead.plan, plan));
         let ahead = ahead.and_then(|ahead| ahead.places);

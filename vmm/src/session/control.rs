@@ -4,6 +4,7 @@
 use super::conditions::conditional_of;
 use super::controller::{Controller, Stage, ticks_now};
 use super::histograms::histogram_of;
+use super::limits::Limits;
 use super::plan::Plan;
 use super::values::values_of;
 use super::vm::Vm;
@@ -15,6 +16,7 @@ use crate::serve::{Answer, Control, ControlRequest, Globs, HistogramSpec, Tracer
 use crate::stream::MarkKind;
 use crate::tracer::Keeper;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Names of functions that an answer shows.
@@ -131,6 +133,7 @@ impl Controller {
         let graph = wants.is_some_and(|first| first.graph);
         let counts = wants.is_some_and(|first| first.counts);
         let by_caller = wants.is_some_and(|first| first.by_caller);
+        let mut limits = wants.map(|first| first.limits.clone()).unwrap_or_default();
         let condition = wants.and_then(|first| first.condition.as_ref());
         let used = match condition {
             Some(condition) if condition.is_of_ends() => Use::Ends,
@@ -139,7 +142,7 @@ impl Controller {
         };
         let condition = condition.map(|condition| condition.source.clone());
         let wants = wants.map(|first| first.wants.clone()).unwrap_or_default();
-        let (mut sites, left_out) = self.prepared(selection.sites, graph)?;
+        let (mut sites, left_out) = self.prepared(limits.with_roots(selection.sites), graph)?;
         let known = self.known_for(machine, &sites, condition.as_ref(), None, &wants);
         let wanted = wants.of_these(&self.kernel, &known, &sites);
         let (condition, more) =
@@ -148,10 +151,13 @@ impl Controller {
         let (values, mut notes) =
             values_of(&self.kernel, &known, &sites, &wanted).map_err(|error| error.to_string())?;
         notes.extend(more);
-        let globs = globs.clone();
+        let globs = limits.globs(globs);
+        if limits.is_limited() {
+            limits.learn_anew(&self.known(machine, &sites), &sites);
+        }
         let text = match &condition {
-            Some(condition) => format!("{text} if {}", condition.source),
-            None => text,
+            Some(condition) => format!("{text}{limits} if {}", condition.source),
+            None => format!("{text}{limits}"),
         };
         let first = Tracer {
             name,
@@ -165,6 +171,7 @@ impl Controller {
             wants,
             values,
             condition,
+            limits,
         };
         match self.tracing.tracers.first_mut() {
             Some(slot) => *slot = Some(first),
@@ -246,6 +253,7 @@ impl Controller {
             wants,
             values,
             condition,
+            limits: Limits::default(),
         };
         let Some(number) = self.tracing.add(tracer) else {
             return Err(format!(
@@ -399,6 +407,7 @@ impl Controller {
         }
         self.look_for_module_switches(ram, &mut attachment);
         let plan = self.planned_now();
+        let plan = self.without_unseen(&attachment, &plan).map_or(plan, Arc::new);
         // The guest still runs: what cannot be is found out before anything is touched.
         let paused = self.prepare(ram, &mut attachment, &plan).map_err(|error| error.to_string());
         let paused = paused

@@ -7,8 +7,8 @@ use crate::export::Words;
 use crate::relay;
 use crate::stream::Header;
 use crate::tracer::{
-    Attachment, Buckets, CallerHits, Counted, Counters, Duty, Hits, Keeper, Kind, Part, SiteTables,
-    Tally, TraceError,
+    Attachment, Buckets, CallerHits, Counted, Counters, Duty, Hits, Keeper, Kind, Nested, Part,
+    SiteTables, Tally, TraceError,
 };
 use rustc_hash::FxHashMap;
 use std::borrow::Cow;
@@ -69,7 +69,7 @@ impl Plan {
         let parts = self.duties.iter().flat_map(|duty| &duty.parts);
         let begins = |part: &&Part| {
             let begins = matches!(part.counts, Some(Tally::Open(_) | Tally::Begin(_)));
-            begins && part.condition.is_some()
+            begins && part.condition.is_some() || part.nested.is_some()
         };
         parts.filter(begins).map(Part::keeper).collect()
     }
@@ -86,6 +86,11 @@ impl Controller {
         let parts = plan.duties.iter().flat_map(|duty| &duty.parts);
         for part in parts.filter(|part| part.needs_open_calls()) {
             attachment.counters().open_calls(part.keeper())?;
+        }
+        for part in plan.duties.iter().flat_map(|duty| &duty.parts) {
+            if let Some(Nested { depth, .. }) = part.nested {
+                attachment.counters().make_nests(part.keeper(), depth)?;
+            }
         }
         let kind = |part: &Part| Some(part.counts?.table()?.1);
         let in_table = |part: &Part| kind(part).is_some();
@@ -194,6 +199,14 @@ impl Controller {
                  another function, which returned a value in their place; trace that one"
             ));
         }
+        let unrooted = self.counters().map_or(0, |counters| counters.take_unrooted(keeper));
+        if unrooted > 0 {
+            self.note(format!(
+                "{name}: {unrooted} calls are left out with what they called: so many kernel stacks had open calls that \
+                 there was no place to keep how deep these are; trace fewer functions, or without --graph-root and \
+                 --max-depth"
+            ));
+        }
         let Keeper::Tracer(number) = keeper else { return };
         let uncalled = self.counters().map_or(0, |counters| counters.take_crowded(Some(number)));
         if uncalled > 0 {
@@ -207,7 +220,8 @@ impl Controller {
     /// The same of all that are there.
     pub(super) fn tell_all_untold(&mut self) {
         let ends = |tracer: &Tracer| tracer.condition.as_ref().is_some_and(Conditional::is_of_ends);
-        let present = self.tracing.present().filter(|(_, it)| ends(it) || it.by_caller);
+        let told = |(_, it): &(u8, &Tracer)| ends(it) || it.by_caller || it.limits.is_limited();
+        let present = self.tracing.present().filter(told);
         let tracers = present.map(|(number, it)| (Keeper::Tracer(number), it.name.clone()));
         let triggers = self.tracing.triggers.iter().filter(|it| it.waits_for_end());
         let triggers = triggers.map(|it| (it.keeper(), it.to_string()));

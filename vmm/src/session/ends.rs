@@ -177,7 +177,7 @@ impl Parted {
     pub(super) fn begin(&self, tracer: u8, keeper: Keeper) -> Option<Part> {
         let condition = unless_empty(self.entry.clone()?);
         let counts = Some(Tally::Open(keeper));
-        Some(Part { tracer, fields: Vec::new(), condition, counts })
+        Some(Part { tracer, fields: Vec::new(), condition, counts, nested: None })
     }
 
     /// What is decided where the function is left this way. `None` where a jump has ended the call already.
@@ -219,7 +219,7 @@ impl Tracer {
         if timed && !untold {
             fields.push(Field::Duration);
         }
-        Some(Part { tracer: number, fields, condition, counts })
+        Some(Part { tracer: number, fields, condition, counts, nested: None })
     }
 }
 
@@ -248,7 +248,7 @@ impl Trigger {
             true => Tally::Untold { keeper, timed },
             false => Tally::Stop { number: self.number, since: timed.then_some(keeper) },
         });
-        Some(Part { tracer: NOBODY, fields: Vec::new(), condition, counts })
+        Some(Part { tracer: NOBODY, fields: Vec::new(), condition, counts, nested: None })
     }
 }
 

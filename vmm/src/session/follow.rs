@@ -80,6 +80,7 @@ impl Follow {
             fields: Vec::new(),
             condition: Some(condition.clone()),
             counts: Some(Tally::Follow { own, pid: self.pid, inside }),
+            nested: None,
         };
         // Numbers of processes come again: who is not followed has to be taken out.
         let begins = vec![part(&self.joins, (false, true)), part(&self.leaves, (false, false))];

@@ -100,8 +100,8 @@ fn sorts(part: &Part) -> bool {
         part.counts,
         Some(Tally::Callers(_) | Tally::Sort(..) | Tally::Begin(_) | Tally::End(_))
     );
-    // Nor if only the end of a call says whether it is meant.
-    sorts || part.needs_open_calls()
+    // Nor if only the end of a call says whether it is meant, or what it is called in.
+    sorts || part.needs_open_calls() || part.nested.is_some()
 }
 
 impl Controller {

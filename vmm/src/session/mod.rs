@@ -25,6 +25,7 @@ mod hang;
 mod histograms;
 mod history;
 mod latency;
+mod limits;
 mod literals;
 mod module_events;
 mod module_functions;
@@ -73,6 +74,7 @@ pub use events::{
 pub use follow::{Follow, FollowError};
 pub use histograms::{Histogram, HistogramError, histogram};
 pub use latency::LastLatencies;
+pub use limits::{Limits, Roots};
 pub use plan::Plan;
 pub use tracing::{Tracer, Tracing};
 pub use triggers::{Called, Commands, Spot, SpotError, Trigger};

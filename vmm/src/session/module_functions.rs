@@ -48,7 +48,7 @@ impl Controller {
             WithModules { kernel, functions, types, ends }
         };
         let mut known: Option<WithModules<'_>> = None;
-        let own = |Globs { filter, notrace }: &Globs| {
+        let selected = |Globs { filter, notrace }: &Globs| {
             let wants = |(_, function): &&(usize, Arc<ModuleFunction>)| {
                 let names = function.names.iter().map(|name| &**name);
                 selects(filter, notrace, Some(&module.name), &names)
@@ -59,7 +59,7 @@ impl Controller {
             own
         };
         for tracer in self.tracing.tracers.iter_mut().flatten() {
-            let mut own = own(&tracer.globs);
+            let mut own = selected(&tracer.globs);
             if own.is_empty() && !tracer.wants.paths.iter().any(|spec| spec.is_about(&module.name))
             {
                 continue;
@@ -83,12 +83,14 @@ impl Controller {
                 Arc::make_mut(results).extend(values.results.iter().map(owned));
             }
             notes.extend(more.into_iter().map(|note| (tracer.name.clone(), note)));
+            let roots = tracer.limits.roots.as_ref().map(|roots| selected(&roots.globs));
+            tracer.limits.learn_more(known, &own, roots.unwrap_or_default());
             all.extend_from_slice(&own);
             tracer.sites.extend(own);
             tracer.sites.sort_unstable();
         }
         for trigger in self.tracing.triggers.iter_mut().filter(|trigger| !trigger.fired) {
-            let mut own = own(&trigger.globs);
+            let mut own = selected(&trigger.globs);
             if let (Some(condition), false) = (&mut trigger.condition, own.is_empty()) {
                 let known = known.get_or_insert_with(with_types);
                 let more = condition.extend(kernel, known, &mut own);

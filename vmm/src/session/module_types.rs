@@ -114,7 +114,7 @@ impl Controller {
 
     /// What is known of functions of which some may be of modules; of those at these sites (in order) their
     /// types, too.
-    fn known(&self, machine: &dyn Vm, sites: &[usize]) -> WithModules<'_> {
+    pub(super) fn known(&self, machine: &dyn Vm, sites: &[usize]) -> WithModules<'_> {
         let (mut types, mut ends) = (FxHashMap::default(), Ends::default());
         if let Stage::Attached { attachment, .. } = &self.stage {
             let ram = machine.ram();

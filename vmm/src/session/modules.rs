@@ -48,7 +48,8 @@ impl Tracer {
     /// Whether functions of modules are meant by name.
     #[must_use]
     pub fn names_modules(&self) -> bool {
-        self.globs.filter.iter().any(|pattern| names_modules(pattern))
+        let roots = self.limits.roots.iter().flat_map(|roots| &roots.globs.filter);
+        self.globs.filter.iter().chain(roots).any(|pattern| names_modules(pattern))
     }
 }
 
@@ -377,7 +378,9 @@ impl Controller {
     pub(super) fn never_loaded(&self) -> Option<String> {
         let came = self.came.as_ref().filter(|came| came.len() < MOST_NAMES)?;
         let tracers = self.tracing.present();
-        let all = tracers.flat_map(|(_, tracer)| &tracer.globs.filter);
+        let roots = self.tracing.present().filter_map(|(_, tracer)| tracer.limits.roots.as_ref());
+        let roots = roots.flat_map(|roots| &roots.globs.filter);
+        let all = tracers.flat_map(|(_, tracer)| &tracer.globs.filter).chain(roots);
         let waits = |pattern: &&String| {
             let meant = Functions::of(pattern);
             meant.module().is_some() && !came.iter().any(|name| meant.reaches(name))
@@ -525,6 +528,7 @@ impl Controller {
         for tracer in self.tracing.tracers.iter_mut().flatten() {
             matched.extend(tracer.sites.iter().copied().filter(is_gone));
             tracer.sites.retain(|site| !is_gone(site));
+            tracer.limits.retain(|site| !is_gone(site));
         }
         // Those that wait for more calls go on with the next module of this name.
         for trigger in &mut self.tracing.triggers {

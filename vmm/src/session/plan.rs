@@ -1,6 +1,7 @@
 //! What each site and each exit has to do, for all tracers together.
 
 use super::follow::Follow;
+use super::limits::{Entered, Going};
 use super::tracing::{Tracer, Tracing};
 use super::triggers::Trigger;
 use super::way::Way;
@@ -106,8 +107,12 @@ impl Plan {
         }
         // Who jumps to what cannot be traced ends where that does.
         let mut aided: FxHashMap<u32, u32> = FxHashMap::default();
-        let mut leaving: FxHashMap<(u32, Way), u32> = FxHashMap::default();
-        for (index, exit) in numbered(of_modules, exits) {
+        let mut leaving: FxHashMap<(u32, Way, Going), u32> = FxHashMap::default();
+        let entered = Entered::of(
+            present.iter().map(|(_, tracer)| *tracer),
+            numbered(of_modules, exits).map(|(_, exit)| exit),
+        );
+        for (at, (index, exit)) in numbered(of_modules, exits).enumerate() {
             let group = exit.after.group();
             let set = match (exit.site, group) {
                 // They come last: behind those of modules, too.
@@ -120,7 +125,8 @@ impl Plan {
                 aided.insert(group, both);
             }
             let way = Way::of(exit);
-            let duty = || leave(tracing, sets.get(set), exit, way);
+            let going = entered.going(exit, at < of_modules.len());
+            let duty = || leave(tracing, sets.get(set), exit, (way, going));
             let site = exit.site as usize;
             let mut tracers = sets.get(set).iter().filter_map(|&number| tracing.numbered(number));
             let own = tracers.any(|(_, tracer)| match &tracer.histogram {
@@ -128,7 +134,7 @@ impl Plan {
                 None if tracer.ends().is_some() => true,
                 None => way == Way::Return && tracer.values.results.contains_key(&site),
             });
-            let known = leaving.get(&(set, way)).filter(|_| !own);
+            let known = leaving.get(&(set, way, going)).filter(|_| !own);
             let duty = match known {
                 Some(&duty) => duty,
                 None => {
@@ -140,7 +146,7 @@ impl Plan {
                 }
             };
             if !own {
-                leaving.insert((set, way), duty);
+                leaving.insert((set, way, going), duty);
             }
             plan.exits.push((index, duty));
         }
@@ -177,6 +183,26 @@ impl Plan {
         sites.dedup();
         let taken = |site: &usize| self.sites.binary_search_by_key(site, |(site, _)| *site).is_ok();
         sites.iter().filter(|site| !taken(site)).count()
+    }
+
+    /// The same without what depends on how calls are nested: nobody knows that until their ends are seen.
+    pub(super) fn without_nested(&self) -> Self {
+        let mut duties = Duties::default();
+        let left: Vec<Option<u32>> = self
+            .duties
+            .iter()
+            .map(|duty| {
+                let parts = duty.parts.iter().filter(|part| part.nested.is_none());
+                let parts: Vec<_> = parts.cloned().collect();
+                (!parts.is_empty()).then(|| duties.index(Duty { point: duty.point, parts }))
+            })
+            .collect();
+        let those = |places: &[(usize, u32)]| {
+            let duty = |of: u32| left.get(of as usize).copied().flatten();
+            places.iter().filter_map(|&(place, of)| Some((place, duty(of)?))).collect()
+        };
+        let [sites, exits, events] = [&self.sites, &self.exits, &self.events].map(|it| those(it));
+        Self { duties: duties.all, sites, exits, events }
     }
 
     /// The sites alone.
@@ -287,7 +313,7 @@ fn unfired(tracing: &Tracing) -> Vec<&Trigger> {
 }
 
 /// What an exit has to do for these tracers.
-fn leave(tracing: &Tracing, tracers: &[u8], exit: &Exit, way: Way) -> Duty {
+fn leave(tracing: &Tracing, tracers: &[u8], exit: &Exit, (way, going): (Way, Going)) -> Duty {
     let fields = |tracer: &Tracer| match way {
         Way::Return => tracer.return_fields(exit.site),
         Way::Aid | Way::Jump => vec![Field::Stack],
@@ -298,15 +324,19 @@ fn leave(tracing: &Tracing, tracers: &[u8], exit: &Exit, way: Way) -> Duty {
     // Only conditions that hold at every function are of tracers that want returns.
     let site = exit.site as usize;
     let part = |(tracer, wants): (u8, &Tracer)| match &wants.histogram {
-        None if wants.ends().is_some() => wants.end_part(tracer, exit, way),
+        None if wants.ends().is_some() => {
+            let nested = wants.limits.end(way, going, true);
+            Some(Part { nested, ..wants.end_part(tracer, exit, way)? })
+        }
         // What has begun is what is meant.
         Some(histogram) => {
             let counts = Some(histogram.exit(site, way)?);
-            Some(Part { tracer, fields: Vec::new(), condition: None, counts })
+            Some(Part { tracer, fields: Vec::new(), condition: None, counts, nested: None })
         }
         None => {
             let condition = wants.condition(site);
-            Some(Part { tracer, fields: fields(wants), condition, counts: None })
+            let nested = wants.limits.end(way, going, false);
+            Some(Part { tracer, fields: fields(wants), condition, counts: None, nested })
         }
     };
     Duty { point, parts: parts.filter_map(part).collect() }

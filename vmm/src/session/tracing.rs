@@ -4,6 +4,7 @@ use super::conditions::Conditional;
 use super::events::{Patterns, TracedEvent};
 use super::follow::Follow;
 use super::histograms::Histogram;
+use super::limits::Limits;
 use super::triggers::Trigger;
 use super::values::Wants;
 use crate::kernel::Kernel;
@@ -41,6 +42,8 @@ pub struct Tracer {
     pub values: Values,
     /// Of which calls; `None` for all.
     pub condition: Option<Conditional>,
+    /// Which part of the call tree, with `graph`.
+    pub limits: Limits,
 }
 
 impl Tracer {
@@ -58,6 +61,7 @@ impl Tracer {
             wants: self.wants.clone(),
             values: self.values.clone(),
             condition: self.condition.clone(),
+            limits: self.limits.clone(),
         }
     }
 
@@ -70,20 +74,24 @@ impl Tracer {
     pub(super) fn is_particular(&self, site: usize) -> bool {
         let general = self.condition.as_ref().is_none_or(Conditional::is_general);
         let sorted = self.histogram.as_ref().is_some_and(Histogram::is_particular);
-        !general || sorted || self.values.entries.contains_key(&site)
+        let limited = self.limits.is_particular(site);
+        !general || sorted || limited || self.values.entries.contains_key(&site)
     }
 
     /// Its part at the entry of the function at a site, if it has one there.
     pub(super) fn entry_part(&self, number: u8, site: usize) -> Option<Part> {
+        let nested = self.limits.entry(site);
         let Some(ends) = self.ends() else {
             return Some(Part {
                 tracer: number,
                 fields: self.entry_fields(site),
                 condition: self.condition(site),
                 counts: self.tally(site),
+                nested,
             });
         };
-        ends.ends(site)?.begin(number, Keeper::Tracer(number))
+        let begin = ends.ends(site)?.begin(number, Keeper::Tracer(number))?;
+        Some(Part { nested, ..begin })
     }
 
     /// What it counts at the entry of the function at a site instead of recording it. Which table is known when

@@ -152,6 +152,7 @@ impl Trigger {
             fields: Vec::new(),
             condition: self.condition.as_ref().and_then(|condition| condition.at(site)),
             counts: Some(Tally::Stop { number: self.number, since: None }),
+            nested: None,
         })
     }
 

@@ -6,6 +6,7 @@
 //! of the host.
 
 mod callers;
+mod nests;
 mod resting;
 mod stops;
 mod told;
@@ -180,6 +181,8 @@ pub struct Counters {
     /// Calls that are open, by who waits for their ends: from the start of the area. Who takes a number has the
     /// same as the one before, as programs at returns have.
     open: BTreeMap<Keeper, u64>,
+    /// What tells how deep calls are, in the same way, with the depth.
+    nests: BTreeMap<Keeper, (Option<u8>, u64)>,
     /// What was taken of a counter: by its place in the area.
     taken: FxHashMap<u64, u64>,
     /// What it said when all was to begin anew.
@@ -196,7 +199,7 @@ impl Counters {
             None => (None, area.len),
         };
         let area = Area { len, ..area };
-        let open = BTreeMap::new();
+        let (open, nests) = (BTreeMap::new(), BTreeMap::new());
         let (used, shared) = (0, false);
         Self {
             memory,
@@ -210,6 +213,7 @@ impl Counters {
             forgotten: 0,
             callers: callers::Tables::default(),
             open,
+            nests,
             taken,
             cleared,
         }
@@ -337,7 +341,9 @@ impl Counters {
     /// those of others.
     pub fn begin_calls(&self, keepers: impl IntoIterator<Item = Keeper>, ticks: u64) {
         let memory = self.memory.slice();
-        for offset in keepers.into_iter().filter_map(|keeper| self.open.get(&keeper)) {
+        for keeper in keepers {
+            self.begin_nests(keeper);
+            let Some(offset) = self.open.get(&keeper) else { continue };
             let at = usize::try_from(SIZE + offset).unwrap_or(usize::MAX);
             // It is memory of the annex, as the tables are.
             let _ = memory.store(ticks, at, Ordering::Relaxed);

@@ -64,7 +64,7 @@ pub use modules::{
 pub use paging::PageTables;
 pub use patch::Skip;
 pub use program_stops::Stopped;
-pub use programs::{Duty, Measure, Part, Tally};
+pub use programs::{Duty, Measure, Nested, Part, Tally};
 pub use ram::Ram;
 pub use raw::{RawBatch, RawRecord};
 pub use room::Room;

@@ -1,11 +1,16 @@
 //! What programs do in a guest.
 
+mod find;
 mod numbers;
 
+pub(super) use find::Tables;
 pub(super) use numbers::Programs;
 
 use super::counters::{Keeper, Kind};
 use vmtrace_trampolines::histogram::{Calls, Sorted};
+use vmtrace_trampolines::nesting::Call;
+#[cfg(doc)]
+use vmtrace_trampolines::nesting::Nesting;
 use vmtrace_trampolines::{Condition, Counts, Field, Point, Program};
 
 /// What a site has to do, and for which tracers: one record for all of these tracers, or one for
@@ -29,6 +34,17 @@ pub struct Part {
     pub condition: Option<Condition>,
     /// What it counts instead of recording calls.
     pub counts: Option<Tally>,
+    /// How its calls are nested; `None`: in any way.
+    pub nested: Option<Nested>,
+}
+
+/// How calls are nested that are meant: see [`Nesting`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Nested {
+    /// So many levels.
+    pub depth: Option<u8>,
+    /// What calls the program is for.
+    pub call: Call,
 }
 
 /// What is counted instead of being recorded.
@@ -146,7 +162,7 @@ impl Part {
     #[must_use]
     pub fn keeps_calls(&self) -> bool {
         let sorts = matches!(self.counts, Some(Tally::Begin(_) | Tally::End(_)));
-        sorts || self.needs_open_calls()
+        sorts || self.needs_open_calls() || self.nested.is_some()
     }
 
     /// Whether its program needs what is kept of [open calls](Calls), without histograms.
@@ -166,7 +182,11 @@ impl Duty {
     /// To record the same for all of these tracers.
     #[must_use]
     pub fn new(point: Point, tracers: Vec<u8>, fields: &[Field]) -> Self {
-        let part = |tracer| Part { tracer, fields: fields.to_vec(), condition: None, counts: None };
+        let fields = fields.to_vec();
+        let part = |tracer| {
+            let fields = fields.clone();
+            Part { tracer, fields, condition: None, counts: None, nested: None }
+        };
         Self { point, parts: tracers.into_iter().map(part).collect() }
     }
 
@@ -204,8 +224,10 @@ impl Duty {
         for part in &self.parts {
             let same = |record: &&mut Self| {
                 let alone = matches!(part.counts, Some(Tally::End(_) | Tally::Begin(_)))
-                    || part.needs_open_calls();
-                record.condition() == part.condition.as_ref()
+                    || part.needs_open_calls()
+                    || part.nested.is_some();
+                record.nested() == part.nested
+                    && record.condition() == part.condition.as_ref()
                     && record.tally() == part.counts
                     && (!alone || record.keeper() == part.keeper())
             };
@@ -223,12 +245,17 @@ impl Duty {
     /// The same of all calls, and recorded, not counted.
     #[must_use]
     pub fn of_all_calls(&self) -> Self {
-        let part = |part: &Part| Part { condition: None, counts: None, ..part.clone() };
+        let part =
+            |part: &Part| Part { condition: None, counts: None, nested: None, ..part.clone() };
         Self { point: self.point, parts: self.parts.iter().map(part).collect() }
     }
 
     fn condition(&self) -> Option<&Condition> {
         self.parts.first().and_then(|part| part.condition.as_ref())
+    }
+
+    fn nested(&self) -> Option<Nested> {
+        self.parts.first().and_then(|part| part.nested)
     }
 
     fn tally(&self) -> Option<Tally> {
@@ -252,7 +279,7 @@ impl Duty {
         let tracers = u16::try_from(self.parts.len()).unwrap_or(u16::MAX);
         let (point, fields, condition) = (self.point, self.fields(), self.condition().cloned());
         let since = calls.filter(|_| self.is_timed());
-        Program { number, tracers, point, fields, condition, counts, since }
+        Program { number, tracers, point, fields, condition, counts, since, nesting: None }
     }
 }
 
@@ -270,6 +297,7 @@ mod tests {
             fields: fields.to_vec(),
             condition: None,
             counts: None,
+            nested: None,
         };
         let parts = vec![
             part(0, &[Field::Argument(1)]),

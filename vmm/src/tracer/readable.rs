@@ -153,6 +153,12 @@ fn poisons_pages(guest: &dyn Guest, kernel: &Kernel, image: &Image) -> bool {
 
 /// Where a task has the address of its stack, and `THREAD_SIZE`.
 fn stack(kernel: &Kernel) -> Option<(u64, u64)> {
+    let offset = Members::of(kernel).ok()?.offset("task_struct", "stack").ok()?;
+    Some((offset, stack_size(kernel)?))
+}
+
+/// `THREAD_SIZE`.
+pub(super) fn stack_size(kernel: &Kernel) -> Option<u64> {
     const SIZES: std::ops::RangeInclusive<u64> = 4 << 10..=64 << 10;
     let symbols = kernel.symbols();
     let bounds =
@@ -160,8 +166,7 @@ fn stack(kernel: &Kernel) -> Option<(u64, u64)> {
     let size = bounds
         .iter()
         .find_map(|(start, end)| symbols.address(end)?.checked_sub(symbols.address(start)?))?;
-    let offset = Members::of(kernel).ok()?.offset("task_struct", "stack").ok()?;
-    (SIZES.contains(&size) && size.is_power_of_two()).then_some((offset, size))
+    (SIZES.contains(&size) && size.is_power_of_two()).then_some(size)
 }
 
 #[cfg(test)]

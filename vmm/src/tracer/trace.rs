@@ -13,7 +13,7 @@ use super::image::Image;
 use super::module_facts::{ModuleFacts, ModuleTraps};
 use super::modules::Modules;
 use super::patch::{Patcher, Place, Sharing, Skip};
-use super::programs::{Duty, Measure, Programs, Tally};
+use super::programs::{Duty, Programs, Tables};
 use super::readable;
 use super::ring::RingReader;
 use super::room::Room;
@@ -24,8 +24,7 @@ use super::view::View;
 use crate::kernel::{Exits, Kernel};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use vmtrace_trampolines::histogram::Ended;
-use vmtrace_trampolines::{Condition, Counts, Field, Overflow, Program};
+use vmtrace_trampolines::{Condition, Field, Overflow, Program};
 
 pub(super) fn exits_of(kernel: &Kernel) -> Result<&Exits, TraceError> {
     kernel.exits().map_err(|error| TraceError::Kernel(error.to_string()))
@@ -218,30 +217,9 @@ impl Attachment {
     ) -> Result<u16, TraceError> {
         let (code, readable, image) = (&mut self.code, &mut self.readable, &self.image);
         let (counters, trap) = (&self.counters, self.trap);
-        let at = |table| counters.find(table, image.runtime(0));
         let clock_hz = self.clock_hz;
-        let calls = |keeper| counters.calls(keeper);
-        let find = |tally, keeper| match tally {
-            Tally::Table(table) => at(table).map(Counts::Up),
-            Tally::Callers(table) => counters.find_callers(table).map(Counts::ByCaller),
-            Tally::Sort(table, sorted) => Some(Counts::Sort(at(table)?, sorted)),
-            Tally::Begin(table) => Some(Counts::Begin(Some(at(table)?), calls(keeper)?)),
-            Tally::Open(_) => Some(Counts::Begin(None, calls(keeper)?)),
-            Tally::Untold { .. } => Some(Counts::Untold(calls(keeper)?)),
-            Tally::End(measure) => {
-                let ended = match measure {
-                    Measure::Duration => Ended::duration(clock_hz)?,
-                    Measure::Value(bytes, signed) => Ended::Value { bytes, signed },
-                };
-                Some(Counts::End(calls(keeper)?, ended))
-            }
-            Tally::Stop { number, .. } => {
-                let counter = counters.find_stop(number).filter(|_| !trap.is_empty())?;
-                Some(Counts::Down { number, counter, trap })
-            }
-            Tally::Follow { own, pid, inside } => Some(Counts::Follow { own, pid, inside }),
-        };
-        self.programs.number(duty, &(find, calls), |program, next| {
+        let find = Tables { counters, slide: image.runtime(0), clock_hz, trap, kernel };
+        self.programs.number(duty, &find, |program, next| {
             // Only now it is known what a tick is.
             let in_ticks = |condition: &Condition| condition.in_ticks(clock_hz);
             let condition = program.condition.as_ref().map(in_ticks);

@@ -17,6 +17,7 @@ pub(crate) fn assert_ends_stop(fake: &Fake, mut attachment: Attachment, name: &s
         fields: fields.to_vec(),
         condition: None,
         counts,
+        nested: None,
     };
     attachment.stop_by(fake.trap());
     let prepared = exits.iter().enumerate().filter(|(_, exit)| {

@@ -25,6 +25,11 @@ pub(super) fn tasks(pids: &[u32], comms: &[String]) -> Result<Option<Condition>,
     Condition::all(&given.iter().collect::<Vec<_>>())
 }
 
+/// What `--min-duration` asks for, in nanoseconds.
+pub(super) fn at_least(nanoseconds: u64) -> Result<Condition, ConditionError> {
+    format!("duration >= {nanoseconds}ns").parse()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -320,6 +320,9 @@ fn job_args(args: &Args, arch: HostArch) -> Vec<String> {
         (args.icount, "--icount"),
     ];
     job.extend(flags.into_iter().filter(|(given, _)| *given).map(|(_, flag)| flag.to_owned()));
+    job.extend(args.graph_root.iter().map(|glob| format!("--graph-root={glob}")));
+    job.extend(args.max_depth.map(|depth| format!("--max-depth={depth}")));
+    job.extend(args.min_duration.map(|ns| format!("--min-duration={ns}ns")));
     job.extend(args.arg.iter().map(|values| format!("--arg={values}")));
     job.extend(args.returns.iter().map(|glob| format!("--returns={glob}")));
     let tracers = args.tracer.iter().chain(&args.hist).chain(&args.count_callers);

@@ -45,6 +45,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use triggers::Triggers;
 use vmtrace_system::say;
+use vmtrace_trampolines::nesting::Nesting;
 use watchers::{Watchers, trace_name, trace_output};
 
 /// The headings of options in `--help`.
@@ -147,6 +148,19 @@ pub struct Args {
     /// ftrace's function_graph tracer does
     #[arg(long, help_heading = headings::TRACE)]
     pub graph: bool,
+    /// With --graph: record only calls of these functions, and what is called in them. The guest decides before
+    /// anything is written. The functions are traced whether -f names them or not, unless -n does; a
+    /// condition (--if, --comm) has to hold for them, too. May be repeated
+    #[arg(long, value_name = "GLOB", requires = "graph", help_heading = headings::TRACE)]
+    pub graph_root: Vec<String>,
+    /// With --graph: record calls to this depth, of those of -f, or below --graph-root: 1 is the outermost. The guest
+    /// decides before anything is written
+    #[arg(long, value_name = "N", requires = "graph", value_parser = clap::value_parser!(u8).range(1..=i64::from(Nesting::MAX_DEPTH)), help_heading = headings::TRACE)]
+    pub max_depth: Option<u8>,
+    /// With --graph: record only calls that take at least this long, such as 10us or 1ms, where they return. The guest
+    /// decides before anything is written
+    #[arg(long, value_name = "TIME", requires = "graph", conflicts_with_all = ["args", "arg"], value_parser = parse_time, help_heading = headings::TRACE)]
+    pub min_duration: Option<u64>,
     /// Record the parameters of the functions of -f, with their names and types from the kernel's
     /// type information
     #[arg(long, help_heading = headings::TRACE)]
@@ -429,7 +443,8 @@ impl Args {
 pub fn run(mut args: Args) -> Result<u8> {
     interactive::check(&args)?;
     images::start_agent(&mut args)?;
-    for globs in [&mut args.filter, &mut args.notrace, &mut args.returns] {
+    let roots = &mut args.graph_root;
+    for globs in [&mut args.filter, &mut args.notrace, &mut args.returns, roots] {
         *globs = super::from_files(std::mem::take(globs))?;
     }
     let image = images::kernel(&args)?;
@@ -551,6 +566,7 @@ mod tests {
         assert_eq!(args("--format graph").unwrap().format(), FormatArg::Graph);
         assert_eq!(args("--graph").unwrap().format(), FormatArg::Graph);
         assert_eq!(args("--tracer a --tracer b:graph").unwrap().format(), FormatArg::Graph);
+        assert_eq!(args("--graph --min-duration 1ms").unwrap().format(), FormatArg::Graph);
         assert_eq!(args("--graph --format json").unwrap().format(), FormatArg::Json);
         assert!(args("-o file --format json").is_err());
     }

@@ -8,7 +8,8 @@ use crate::kernel::{Coverage, Functions, Kernel, Missing};
 use crate::machine;
 use crate::serve::{Globs, HistogramSpec, TracerSpec};
 use crate::session::{
-    self, Conditional, Doing, Follow, Histogram, Patterns, Plan, Tracer, Tracing, Use, Wants,
+    self, Conditional, Doing, Follow, Histogram, Limits, Patterns, Plan, Roots, Tracer, Tracing,
+    Use, Wants,
 };
 use crate::tracer;
 use anyhow::{Context, Result, bail};
@@ -24,6 +25,7 @@ struct Asked {
     sorts: Option<HistogramSpec>,
     wants: Wants,
     condition: Option<Condition>,
+    limits: Limits,
 }
 
 impl Args {
@@ -37,6 +39,23 @@ impl Args {
         self.context |= kernel.check_context().is_ok();
     }
 
+    /// Which part of the call tree the functions of -f are recorded in.
+    fn limits(&self, kernel: &Kernel) -> Result<Limits> {
+        let depth = self.max_depth;
+        if self.graph_root.is_empty() {
+            return Ok(Limits { depth, ..Limits::default() });
+        }
+        let selection = kernel.select_with_report(&self.graph_root, &self.notrace);
+        let of_image = |glob: &&String| Functions::of(glob).module().is_none();
+        if let Some(glob) = selection.unmatched.iter().find(of_image) {
+            let near = kernel.near_functions(glob);
+            bail!("--graph-root: no function matches {glob:?}{near}");
+        }
+        let (filter, notrace) = (self.graph_root.clone(), self.notrace.clone());
+        let roots = Roots { globs: Globs { filter, notrace }, sites: selection.sites };
+        Ok(Limits { depth, roots: Some(roots), ..Limits::default() })
+    }
+
     /// What to trace in `kernel`, and what the user should know of it.
     ///
     /// # Errors
@@ -45,16 +64,19 @@ impl Args {
         let (mut tracers, mut unmatched, mut unmatched_notrace) = (vec![], vec![], vec![]);
         let (mut notes, mut boot_notes) = (Vec::new(), Vec::new());
         let mut add = |name: String, text: String, [filter, own]: [&[String]; 2], asked| {
-            let Asked { graph, counts, by_caller, sorts, mut wants, condition } = asked;
+            let Asked { graph, counts, by_caller, sorts, mut wants, condition, mut limits } = asked;
             let notrace: Vec<String> = self.notrace.iter().chain(own).cloned().collect();
             let selection = kernel.select_with_report(filter, &notrace);
             unmatched.extend(selection.unmatched);
             unmatched_notrace.extend(selection.unmatched_notrace);
             // As events do.
-            let waits =
-                filter.iter().filter_map(|glob| Some((glob, Functions::of(glob).module()?)));
+            let roots = limits.roots.iter().flat_map(|roots| &roots.globs.filter);
+            let waits = filter
+                .iter()
+                .chain(roots)
+                .filter_map(|glob| Some((glob, Functions::of(glob).module()?)));
             notes.extend(waits.map(|(glob, module)| format!("{glob} waits for module {module}")));
-            let mut sites = selection.sites;
+            let mut sites = limits.with_roots(selection.sites);
             let used = Use::of(
                 condition.as_ref(),
                 Doing {
@@ -77,7 +99,9 @@ impl Args {
             let of_module = |spec: &ArgumentSpec| spec.names_module() && spec.tells_result();
             let results = !values.results.is_empty() || wants.paths.iter().any(of_module);
             let graph = graph || sorts_ends || ends || results;
-            let globs = Globs { filter: filter.to_vec(), notrace };
+            let globs = limits.globs(&Globs { filter: filter.to_vec(), notrace });
+            limits.learn(kernel, &sites);
+            notes.extend(endless(kernel, &limits));
             let tracer = Tracer {
                 name,
                 text,
@@ -90,6 +114,7 @@ impl Args {
                 wants,
                 values,
                 condition,
+                limits,
             };
             tracers.push(Some(tracer));
             Ok::<_, anyhow::Error>(())
@@ -114,18 +139,23 @@ impl Args {
             let text = if globs.is_empty() { "*".to_owned() } else { globs.to_string() };
             let (parameters, results) = (self.args, self.retval);
             let wants = Wants { parameters, results, paths: self.arg.clone() };
-            let condition = both(self.condition.as_ref())?;
+            let long = self.min_duration.map(conditions::at_least).transpose()?;
+            let own: Vec<_> = self.condition.iter().chain(&long).collect();
+            let condition = both(Condition::all(&own)?.as_ref())?;
+            let limits = self.limits(kernel)?;
             let text = match &condition {
-                Some(condition) => format!("{text} if {condition}"),
-                None => text,
+                Some(condition) => format!("{text}{limits} if {condition}"),
+                None => format!("{text}{limits}"),
             };
             let asked = Asked {
-                graph: self.graph,
+                // Only the ends of calls are recorded where their durations decide.
+                graph: self.graph && long.is_none(),
                 counts: self.count,
                 by_caller: false,
                 wants,
                 condition,
                 sorts: None,
+                limits,
             };
             add(Tracing::default_name(0), text, [&self.filter, &[]], asked)?;
         } else if self.condition.is_some()
@@ -148,7 +178,8 @@ impl Args {
             let counts = spec.actions.counts();
             let by_caller = spec.actions.callers;
             let (wants, sorts) = (spec.actions.into(), spec.histogram.clone());
-            let asked = Asked { graph, counts, by_caller, sorts, wants, condition };
+            let limits = Limits::default();
+            let asked = Asked { graph, counts, by_caller, sorts, wants, condition, limits };
             add(name, spec.to_string(), [&spec.filter, &spec.notrace], asked)?;
         }
         if self.traces_boot() {
@@ -162,6 +193,7 @@ impl Args {
                     sorts: None,
                     wants,
                     condition: None,
+                    limits: Limits::default(),
                 };
                 add(name.to_owned(), globs.join(","), [&globs, &[]], asked)?;
             }
@@ -276,6 +308,17 @@ fn find(kernel: &Kernel, name: &str) -> Result<usize> {
             kernel.release()
         ),
     }
+}
+
+/// Says in which roots nothing can be recorded.
+fn endless(kernel: &Kernel, limits: &Limits) -> Option<String> {
+    let sites = limits.endless_roots();
+    let site = kernel.sites().get(*sites.first()?)?;
+    let name = kernel.site_name(site).unwrap_or("?");
+    Some(format!(
+        "--graph-root: what {} functions call is not recorded: their ends are not all seen, or cannot be compared with the condition (such as {name})",
+        sites.len()
+    ))
 }
 
 /// Says which functions are traced without some, or any, of the places where they are left.

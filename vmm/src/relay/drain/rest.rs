@@ -155,6 +155,9 @@ impl Drain {
         self.raw.clear();
         while self.exits.gather(vcpu, overwrites, &mut self.writer)? > 0 {
             self.write(vcpu, Last::All)?;
+            if self.exits.waiting(vcpu) > 0 {
+                break;
+            }
         }
         Ok(())
     }

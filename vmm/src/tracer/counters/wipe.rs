@@ -26,14 +26,18 @@ impl Counters {
     }
 }
 
-fn clear(memory: &VolatileSlice<'_>, range: Range<u64>) -> Result<(), TraceError> {
+pub(super) fn clear(memory: &VolatileSlice<'_>, range: Range<u64>) -> Result<(), TraceError> {
     const LEN: usize = 4096;
     let (mut page, mut at) = ([0; LEN], range.start);
     while at < range.end {
         let place = usize::try_from(at).map_err(|_| TraceError::Annex)?;
-        memory.read_slice(&mut page, place).map_err(|_| TraceError::Annex)?;
+        // What is behind the range is somebody else's.
+        let len = usize::try_from(range.end - at).map_or(LEN, |left| left.min(LEN));
+        let Some(page) = page.get_mut(..len) else { break };
+        memory.read_slice(page, place).map_err(|_| TraceError::Annex)?;
         if page.iter().any(|byte| *byte != 0) {
-            memory.write_slice(&[0; LEN], place).map_err(|_| TraceError::Annex)?;
+            page.fill(0);
+            memory.write_slice(page, place).map_err(|_| TraceError::Annex)?;
         }
         at += PAGE;
     }

@@ -8,13 +8,12 @@
 //! task that was interrupted in it may have a record still to write, which would be the new owner's. So it rests until
 //! several others of the same code do, as long as there is room.
 
+use super::find::Find;
 use super::{Duty, Tally};
-use crate::tracer::counters::Keeper;
 use crate::tracer::error::TraceError;
 use std::collections::{HashMap, HashSet};
-use vmtrace_trampolines::histogram::Calls;
+use vmtrace_trampolines::Program;
 use vmtrace_trampolines::layout::Info;
-use vmtrace_trampolines::{Counts, Program};
 
 /// Programs of the same code that rest before one of them is somebody else's.
 const RESTING: usize = 4;
@@ -63,7 +62,7 @@ impl Programs {
     pub(in crate::tracer) fn number(
         &mut self,
         duty: &Duty,
-        find: &(impl Fn(Tally, Keeper) -> Option<Counts>, impl Fn(Keeper) -> Option<Calls>),
+        find: &impl Find,
         mut make: impl FnMut(&Program, Option<u16>) -> Result<(), TraceError>,
     ) -> Result<u16, TraceError> {
         if let Some(&number) = self.first.get(duty) {
@@ -84,10 +83,7 @@ impl Programs {
         &mut self,
         record: Duty,
         next: Option<u16>,
-        (find, calls): &(
-            impl Fn(Tally, Keeper) -> Option<Counts>,
-            impl Fn(Keeper) -> Option<Calls>,
-        ),
+        find: &impl Find,
         make: &mut impl FnMut(&Program, Option<u16>) -> Result<(), TraceError>,
     ) -> Result<u16, TraceError> {
         let key = (record, next);
@@ -96,18 +92,24 @@ impl Programs {
             return Ok(number);
         }
         let counts = match key.0.tally() {
-            Some(tally) => Some(find(tally, key.0.keeper()).ok_or(match tally {
+            Some(tally) => Some(find.counts(tally, key.0.keeper()).ok_or(match tally {
                 Tally::Stop { .. } => TraceError::Stops,
                 _ => TraceError::NotCounted,
             })?),
             None => None,
         };
         let calls = if key.0.is_timed() {
-            Some(calls(key.0.keeper()).ok_or(TraceError::NotCounted)?)
+            Some(find.calls(key.0.keeper()).ok_or(TraceError::NotCounted)?)
         } else {
             None
         };
-        let alike = (key.0.program(0, counts, calls), next);
+        let nesting = match key.0.nested() {
+            Some(nested) => {
+                Some(find.nesting(key.0.keeper(), nested).ok_or(TraceError::NotCounted)?)
+            }
+            None => None,
+        };
+        let alike = (Program { nesting, ..key.0.program(0, counts, calls) }, next);
         let number = match self.rested(&alike, RESTING) {
             Some(number) => self.pass_on(number),
             None => match self.add(&alike, make) {
@@ -241,8 +243,77 @@ fn put<T>(all: &mut Vec<T>, number: u16, value: T) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tracer::programs::Part;
-    use vmtrace_trampolines::{Condition, Counters, Point};
+    use crate::tracer::counters::Keeper;
+    use crate::tracer::programs::{Nested, Part};
+    use vmtrace_trampolines::histogram::Calls;
+    use vmtrace_trampolines::nesting::{Call, Nesting};
+    use vmtrace_trampolines::{Condition, Counters, Counts, Point};
+
+    /// A guest without tables.
+    struct Nothing;
+
+    impl Find for Nothing {
+        fn counts(&self, _: Tally, _: Keeper) -> Option<Counts> {
+            None
+        }
+
+        fn calls(&self, _: Keeper) -> Option<Calls> {
+            None
+        }
+
+        fn nesting(&self, _: Keeper, _: Nested) -> Option<Nesting> {
+            None
+        }
+    }
+
+    /// One whose tables are as far away as their numbers say.
+    struct Distances;
+
+    impl Find for Distances {
+        fn counts(&self, tally: Tally, _: Keeper) -> Option<Counts> {
+            let Tally::Table(table) = tally else { return None };
+            Some(Counts::Up(Counters { distance: u64::from(table), stride: 0, rounds: false }))
+        }
+
+        fn calls(&self, _: Keeper) -> Option<Calls> {
+            None
+        }
+
+        fn nesting(&self, keeper: Keeper, Nested { depth, call }: Nested) -> Option<Nesting> {
+            let Keeper::Tracer(tracer) = keeper else { return None };
+            Some(Nesting { address: u64::from(tracer) << 24, stack_bits: 14, depth, call })
+        }
+    }
+
+    // What two tracers share has one table: calls of the other one would be open there.
+    #[test]
+    fn tracers_with_limits_have_programs_of_their_own() {
+        let root = Call::Root { again: true };
+        let part = |tracer, call: Option<Call>| Part {
+            tracer,
+            fields: vec![],
+            condition: None,
+            counts: None,
+            nested: call.map(|call| Nested { depth: None, call }),
+        };
+        let parts = [part(0, Some(root)), part(1, Some(root)), part(2, None), part(3, None)];
+        let duty = Duty { point: Point::Entry, parts: parts.to_vec() };
+        let (mut programs, mut made) = (Programs::default(), Vec::new());
+        let mut make = |program: &Program, _| {
+            made.push((program.tracers, program.nesting.map(|it| (it.address >> 24, it.call))));
+            Ok(())
+        };
+        let first = programs.number(&duty, &Distances, &mut make).unwrap();
+        let other = Duty { point: Point::Entry, parts: vec![part(0, Some(Call::Inner))] };
+        assert_ne!(programs.number(&other, &Distances, &mut make), Ok(first));
+        let one = |tracer, call| (1, Some((tracer, call)));
+        assert_eq!(made, [(2, None), one(1, root), one(0, root), one(0, Call::Inner)]);
+        assert!(duty.of_all_calls().parts.iter().all(|part| part.nested.is_none()));
+        assert_eq!(
+            Programs::default().number(&duty, &Nothing, |_, _| Ok(())),
+            Err(TraceError::NotCounted)
+        );
+    }
 
     // A program that is made twice takes the place of others, for ever.
     #[test]
@@ -254,7 +325,7 @@ mod tests {
                 made.push((program.number, program.tracers));
                 Ok(())
             };
-            programs.number(&Duty::entry(tracers), &(|_, _| None, |_| None), make).unwrap();
+            programs.number(&Duty::entry(tracers), &Nothing, make).unwrap();
         }
         assert_eq!(made, [(0, 1), (1, 2), (2, 1)]);
         assert_eq!(programs.all().len(), 3);
@@ -269,6 +340,7 @@ mod tests {
             fields: vec![],
             condition: condition.map(|count| Condition::Any(vec![Condition::All(vec![]); count])),
             counts: None,
+            nested: None,
         };
         let parts = |list: &[(u8, Option<usize>)]| Duty {
             point: Point::Entry,
@@ -280,7 +352,7 @@ mod tests {
                 made.push((program.number, program.tracers, program.condition.is_some(), next));
                 Ok(())
             };
-            programs.number(duty, &(|_, _| None, |_| None), make).unwrap()
+            programs.number(duty, &Nothing, make).unwrap()
         };
         let all = parts(&[(0, Some(1)), (1, None), (2, Some(2)), (3, Some(1))]);
         assert_eq!(number(&all), 2);
@@ -305,16 +377,11 @@ mod tests {
     // for a record for ever.
     #[test]
     fn tracers_that_count_have_programs_of_their_own() {
-        let part = |tracer, counts| Part { tracer, fields: vec![], condition: None, counts };
+        let part =
+            |tracer, counts| Part { tracer, fields: vec![], condition: None, counts, nested: None };
         let table = |number| Some(Tally::Table(number));
         let parts = vec![part(0, table(4)), part(1, None), part(2, table(5)), part(3, None)];
         let duty = Duty { point: Point::Entry, parts };
-        let counters = |tally, _| match tally {
-            Tally::Table(table) => {
-                Some(Counts::Up(Counters { distance: u64::from(table), stride: 0, rounds: false }))
-            }
-            _ => None,
-        };
         let (mut programs, mut made) = (Programs::default(), Vec::new());
         let make = |program: &Program, next| {
             let distance = program.counts.map(|counts| match counts {
@@ -324,9 +391,9 @@ mod tests {
             made.push((distance, program.tracers, next));
             Ok(())
         };
-        programs.number(&duty, &(counters, |_| None), make).unwrap();
+        programs.number(&duty, &Distances, make).unwrap();
         assert_eq!(made, [(Some(5), 1, None), (None, 2, Some(0)), (Some(4), 1, Some(1))]);
-        let none = Programs::default().number(&duty, &(|_, _| None, |_| None), |_, _| Ok(()));
+        let none = Programs::default().number(&duty, &Nothing, |_, _| Ok(()));
         assert_eq!(none, Err(TraceError::NotCounted));
         assert!(duty.of_all_calls().parts.iter().all(|part| part.counts.is_none()));
     }
@@ -335,22 +402,19 @@ mod tests {
     #[test]
     fn numbers_run_out_and_what_failed_has_none() {
         let mut programs = Programs::default();
-        let failed = programs
-            .number(&Duty::entry(vec![9]), &(|_, _| None, |_| None), |_, _| Err(TraceError::Annex));
+        let failed =
+            programs.number(&Duty::entry(vec![9]), &Nothing, |_, _| Err(TraceError::Annex));
         assert_eq!(failed, Err(TraceError::Annex));
         for number in 0..=Info::MAX_PROGRAM {
             let [low, high] = number.to_le_bytes();
             let duty = Duty::entry(vec![low, high]);
-            assert_eq!(programs.number(&duty, &(|_, _| None, |_| None), |_, _| Ok(())), Ok(number));
+            assert_eq!(programs.number(&duty, &Nothing, |_, _| Ok(())), Ok(number));
         }
         assert!(matches!(
-            programs.number(&Duty::entry(vec![]), &(|_, _| None, |_| None), |_, _| Ok(())),
+            programs.number(&Duty::entry(vec![]), &Nothing, |_, _| Ok(())),
             Err(TraceError::Full(2048))
         ));
-        assert_eq!(
-            programs.number(&Duty::entry(vec![0, 0]), &(|_, _| None, |_| None), |_, _| Ok(())),
-            Ok(0)
-        );
+        assert_eq!(programs.number(&Duty::entry(vec![0, 0]), &Nothing, |_, _| Ok(())), Ok(0));
     }
 
     fn number(programs: &mut Programs, duty: &Duty) -> (u16, usize) {
@@ -359,7 +423,7 @@ mod tests {
             made += 1;
             Ok(())
         };
-        let number = programs.number(duty, &(|_, _| None, |_| None), make).unwrap();
+        let number = programs.number(duty, &Nothing, make).unwrap();
         (number, made)
     }
 
@@ -421,6 +485,7 @@ mod tests {
             fields: vec![],
             condition: holds.then(|| Condition::All(vec![])),
             counts: None,
+            nested: None,
         };
         // Goes on to a program of all calls, which is that of `(0, false)` alone.
         let both = |first, second| Duty {
@@ -440,7 +505,7 @@ mod tests {
         programs.are_taken();
         let nowhere = |_: &Program, _| Err(TraceError::Full(1));
         for (tracer, expected) in (8..).zip([3, 4, 5, 0]) {
-            let number = programs.number(&plain(tracer), &(|_, _| None, |_| None), nowhere);
+            let number = programs.number(&plain(tracer), &Nothing, nowhere);
             assert_eq!(number, Ok(expected));
         }
         // It would have one of its parts told for tracer 0, and go on to what tells for another.
@@ -459,11 +524,11 @@ mod tests {
             number(&mut programs, &duty(tracers));
         }
         programs.rest((0..=Info::MAX_PROGRAM).filter(|number| *number != 77));
-        let full = programs.number(&duty(3000), &(|_, _| None, |_| None), |_, _| Ok(()));
+        let full = programs.number(&duty(3000), &Nothing, |_, _| Ok(()));
         assert_eq!(full, Err(TraceError::Full(2048)), "not taken yet");
         programs.are_taken();
         assert_eq!(number(&mut programs, &duty(3000)), (77, 0));
-        let full = programs.number(&duty(3001), &(|_, _| None, |_| None), |_, _| Ok(()));
+        let full = programs.number(&duty(3001), &Nothing, |_, _| Ok(()));
         assert_eq!(full, Err(TraceError::Full(2048)));
         // Nor where the guest has none for its code.
         let mut programs = Programs::default();
@@ -471,6 +536,6 @@ mod tests {
         programs.rest([].into_iter());
         programs.are_taken();
         let nowhere = |_: &Program, _| Err(TraceError::Full(1));
-        assert_eq!(programs.number(&duty(2), &(|_, _| None, |_| None), nowhere), Ok(0));
+        assert_eq!(programs.number(&duty(2), &Nothing, nowhere), Ok(0));
     }
 }
