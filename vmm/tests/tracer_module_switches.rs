@@ -204,3 +204,49 @@ fn stubs_of_modules_have_a_room_of_their_own() {
     let words = attachment.switch_stubs(&fake, &fake.kernel, &wanted).unwrap();
     assert!(words.iter().all(Option::is_some));
 }
+
+const RETURN: [u8; 5] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
+
+// What is found in our own jumps, or behind half an instruction that we have left, is not what is there.
+#[test]
+fn what_is_ours_does_not_hide_what_a_module_has() {
+    for name in X86 {
+        let subject = || {
+            let fake = Fake::quiet(name);
+            let mut attachment = settled(&fake);
+            let (module, _) = module(&fake, 0xff4);
+            let returns = [PLAIN + 23, 0x1006, INIT + 11];
+            returns.iter().for_each(|&at| module.put(at, &RETURN));
+            module.returns(0x800, &returns);
+            module.load(&mut attachment).unwrap();
+            (fake, attachment)
+        };
+        let exits = |(fake, attachment): &mut (Fake, Attachment)| {
+            let found = attachment.find_module_exits(fake, &fake.kernel, None).unwrap();
+            let [found] = &found[..] else { panic!("{found:?}") };
+            (found.exits.clone(), found.missing.clone())
+        };
+        let switches = |(fake, attachment): &mut (Fake, Attachment)| {
+            attachment.find_module_switches(fake, &fake.kernel).unwrap();
+            attachment.module_switches().map(|(at, site)| (at, *site)).collect::<Vec<_>>()
+        };
+        let (mut first, mut second) = (subject(), subject());
+        let both = (exits(&mut first), switches(&mut second));
+        assert_eq!((both.0.0.len(), &both.0.1, both.1.len()), (3, &Ok(vec![]), 5));
+        // Switches are ours when exits are looked for.
+        let (fake, attachment) = &mut second;
+        let own = program(fake, attachment);
+        let all = wanted(attachment, own);
+        attachment.switch_stubs(fake, &fake.kernel, &all).unwrap();
+        assert_eq!(attachment.enable_switches(fake, &fake.kernel, &all).unwrap(), []);
+        assert_eq!(exits(&mut second), both.0, "{name}");
+        // The other way round.
+        let (fake, attachment) = &mut first;
+        let end = Duty::new(Point::Return, vec![0], &[]);
+        let end = attachment.program(fake, &fake.kernel, &end).unwrap();
+        let all: Vec<_> = both.0.0.iter().map(|&(index, _)| (index, end)).collect();
+        attachment.stubs(fake, &fake.kernel, &all).unwrap();
+        assert_eq!(attachment.enable_exits(fake, &fake.kernel, &all).unwrap(), []);
+        assert_eq!(switches(&mut first), both.1, "{name}");
+    }
+}

@@ -44,6 +44,7 @@ mod touched;
 mod trace;
 mod tracepoints;
 mod tripwire;
+mod unpatched;
 mod view;
 mod x86_64;
 

@@ -102,8 +102,9 @@ impl Attachment {
         kernel: &Kernel,
         fresh: Option<Fresh<'_>>,
     ) -> Result<Vec<ModuleCoverage>, TraceError> {
+        let unpatched = self.modules_unpatched(guest);
         let Some(traps) = &self.module_traps else { return Ok(Vec::new()) };
-        let found = self.modules.find_exits(guest, &self.image, kernel, &traps.offsets, fresh);
+        let found = self.modules.find_exits(&unpatched, &self.image, kernel, &traps.offsets, fresh);
         let mut all = Vec::with_capacity(found.len());
         let view = View::ram(guest, [self.near; 2]);
         for (coverage, rewrites) in found {

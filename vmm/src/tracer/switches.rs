@@ -29,10 +29,11 @@ impl Attachment {
         guest: &dyn Guest,
         kernel: &Kernel,
     ) -> Result<Vec<FoundSwitches>, TraceError> {
+        let unpatched = self.modules_unpatched(guest);
         let Some(traps) = &self.module_traps else { return Ok(Vec::new()) };
         let kernel = (kernel, of(kernel)?.all().len());
         let count = self.code.preempt_count();
-        Ok(self.modules.find_switches(guest, &self.image, kernel, &traps.offsets, count))
+        Ok(self.modules.find_switches(&unpatched, &self.image, kernel, &traps.offsets, count))
     }
 
     /// Those of modules that are loaded, as far as somebody has looked for them, with their indices:
