@@ -205,6 +205,48 @@ fn stubs_of_modules_have_a_room_of_their_own() {
     assert!(words.iter().all(Option::is_some));
 }
 
+// Else nothing at all can be traced any more, the kernel's own switches included.
+#[test]
+fn modules_have_what_room_the_kernel_leaves() {
+    const LAST: usize = 3;
+    let subject = || {
+        let fake = Fake::quiet("x86_64-6.12");
+        let mut attachment = settled(&fake);
+        let programs = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9].map(|tracer| {
+            let duty = Duty::new(Point::Entry, vec![tracer], &[]);
+            attachment.program(&fake, &fake.kernel, &duty).unwrap()
+        });
+        (fake, attachment, programs)
+    };
+    // For so many of the kernel's there is room.
+    let (fake, mut attachment, programs) = subject();
+    let all = fake.kernel.switches().unwrap().all().len();
+    let places: Vec<_> = programs.iter().flat_map(|&it| (0..all).map(move |at| (at, it))).collect();
+    let mut put = |places: &[_]| attachment.switch_stubs(&fake, &fake.kernel, places).is_ok();
+    let whole = places.chunks(all).take_while(|&places| put(places)).count() * all;
+    let room = whole + places[whole..].iter().take_while(|&&place| put(&[place])).count();
+    assert!((LAST..places.len()).contains(&room), "{room}");
+
+    let (fake, mut attachment, programs) = subject();
+    let (module, _) = module(&fake, 0xff4);
+    module.load(&mut attachment).unwrap();
+    attachment.find_module_switches(&fake, &fake.kernel).unwrap();
+    let (first, last) = places[..room].split_at(room - LAST);
+    attachment.switch_stubs(&fake, &fake.kernel, first).unwrap();
+    let mut wanted = wanted(&attachment, programs[0]);
+    let of_modules = wanted.len();
+    wanted.extend(last);
+    let words = attachment.switch_stubs(&fake, &fake.kernel, &wanted).unwrap();
+    let (modules, kernels) = words.split_at(of_modules);
+    assert!(kernels.iter().all(Option::is_some), "{words:x?}");
+    assert!(modules.iter().any(Option::is_none), "{words:x?}");
+    wanted.truncate(of_modules);
+    let skipped = attachment.enable_switches(&fake, &fake.kernel, &wanted).unwrap();
+    let without = modules.iter().filter(|word| word.is_none()).count();
+    assert_eq!(skipped.len(), without);
+    assert!(skipped.iter().all(|&(_, why)| why == SkipReason::NoStub), "{skipped:?}");
+}
+
 const RETURN: [u8; 5] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
 
 // What is found in our own jumps, or behind half an instruction that we have left, is not what is there.

@@ -344,10 +344,11 @@ pub(super) trait GuestCode: Send {
     ) -> Result<ExitEdit, SkipReason>;
 
     /// Makes the stubs that lead from instructions that switch interrupts or preemption (indices) to
-    /// the programs beside them, where there are none yet; what the records of each say.
+    /// the programs beside them, where there are none yet; what the records of each say, `None` for one
+    /// that has no stub: there is no room for one of a module.
     ///
     /// # Errors
-    /// When there is no place for them; nothing has changed then.
+    /// When there is no place for those of the kernel; no instruction has changed then.
     fn switch_stubs(
         &mut self,
         guest: &dyn Guest,

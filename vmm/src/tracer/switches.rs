@@ -66,10 +66,12 @@ impl Attachment {
     }
 
     /// Makes the stubs that lead from instructions (indices into
-    /// [`Switches::all`](crate::kernel::preemptirq::Switches::all), or numbers of those of modules) to the programs beside them, where there are none yet; what the records of each have in place of a site.
+    /// [`Switches::all`](crate::kernel::preemptirq::Switches::all), or numbers of those of modules) to
+    /// the programs beside them, where there are none yet; what the records of each have in place of a
+    /// site, `None` for one that has no stub: there is no room for one of a module.
     ///
     /// # Errors
-    /// When there is no place for them; no instruction has changed then.
+    /// When there is no place for those of the kernel; no instruction has changed then.
     pub fn switch_stubs(
         &mut self,
         guest: &dyn Guest,

@@ -3,7 +3,7 @@
 use super::context::{self, Context};
 use super::exit_stubs::{Form, Stub, Stubs, form, named, place, put_stub};
 use super::switch_stubs::{self, SwitchStubs};
-use super::{brackets, calls, map, site, tracepoint};
+use super::{brackets, calls, faults, map, site, tracepoint};
 use crate::kernel::preemptirq::SwitchSite;
 use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Exit, ExitKind, Kernel, Site};
@@ -478,17 +478,23 @@ impl GuestCode for Code {
         (_, all): (&Kernel, AllSwitches<'_>),
         wanted: &[(usize, u16)],
     ) -> Result<Vec<Option<u32>>, TraceError> {
-        let start = self.next(1);
-        let made = self.switches.make(start, image, (all, &self.programs), self.count, wanted);
-        // At once, and none if there is no room for all.
-        if !made.code.is_empty() {
-            self.put(&made.code, 1)?;
+        // Those of modules have what room the kernel's leave.
+        for of_modules in [false, true] {
+            let room = (self.next(1), TABLE.saturating_sub(self.used));
+            let programs = (all, &self.programs[..]);
+            let wanted = (wanted, of_modules);
+            let made = self.switches.make(room, image, programs, self.count, wanted);
+            // At once, and none of the kernel's if there is no room for all.
+            if !made.code.is_empty() {
+                self.put(&made.code, 1)?;
+            }
+            for &ending in &made.endings {
+                self.end(ending)?;
+                self.endings.push(ending);
+            }
+            self.switches.are_put(made);
         }
-        for &ending in &made.endings {
-            self.end(ending)?;
-            self.endings.push(ending);
-        }
-        Ok(self.switches.are_put(made))
+        Ok(wanted.iter().map(|&place| self.switches.word(place)).collect())
     }
 
     fn switch(
@@ -566,23 +572,9 @@ impl GuestCode for Code {
     }
 
     fn faults(&mut self, _: &dyn Guest, trap: &[u8]) -> Result<Faults, TraceError> {
-        // Descriptors of interrupt gates (Intel SDM volume 3, 6.14.1).
-        const VECTORS: usize = 32;
-        const STEP: usize = 16;
-        const PRESENT_INTERRUPT_GATE: u64 = 0x8e;
-        // __KERNEL_CS (arch/x86/include/asm/segment.h).
-        const KERNEL_CODE: u64 = 0x10;
-        let mut stub = [0xcc; STEP];
-        let place = stub.get_mut(..trap.len()).ok_or(TraceError::Annex)?;
-        place.copy_from_slice(trap);
-        let stubs = self.put(&stub.repeat(VECTORS), STEP as u64)?;
-        let traps: Vec<u64> = (0..VECTORS as u64).map(|it| stubs + it * STEP as u64).collect();
-        let gate = |&to: &u64| {
-            let low = to & 0xffff | KERNEL_CODE << 16 | PRESENT_INTERRUPT_GATE << 40;
-            [low | (to >> 16 & 0xffff) << 48, to >> 32]
-        };
-        let gates: Vec<u8> = traps.iter().flat_map(gate).flat_map(u64::to_le_bytes).collect();
-        Ok(Faults { table: self.put(&gates, STEP as u64)?, traps })
+        let stubs = self.put(&faults::stubs(trap).ok_or(TraceError::Annex)?, faults::STEP)?;
+        let traps: Vec<u64> = faults::traps(stubs).collect();
+        Ok(Faults { table: self.put(&faults::gates(&traps), faults::STEP)?, traps })
     }
 
     fn trap(&self, image: &Image, site: &Site) -> u64 {

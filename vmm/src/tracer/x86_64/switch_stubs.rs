@@ -30,56 +30,81 @@ pub(super) struct Made {
     pub(super) code: Vec<u8>,
     /// Run-time addresses of their returns.
     pub(super) endings: Vec<u64>,
-    /// What the records of each that is wanted say.
-    pub(super) words: Vec<Option<u32>>,
     stubs: Vec<((usize, u16), (u64, u32))>,
-    of_modules: usize,
+    of_modules: bool,
+}
+
+/// Room for stubs.
+struct Space {
+    /// Bytes.
+    left: usize,
+    is_full: bool,
+}
+
+impl Space {
+    /// A stub, if there is room for it. Behind one for which there was none, none is made at all: a guest
+    /// waits.
+    fn make(&mut self, make: impl FnOnce() -> Option<SwitchStub>) -> Option<SwitchStub> {
+        if self.is_full {
+            return None;
+        }
+        let stub = make()?;
+        let left = self.left.checked_sub(stub.bytes.len());
+        self.is_full = left.is_none();
+        self.left = left?;
+        Some(stub)
+    }
 }
 
 impl SwitchStubs {
     /// Makes those of instructions beside their programs that there are not yet, for the run-time
-    /// address `start`. `programs` are run-time addresses.
+    /// address `start`: those of modules, as far as there is room in so many bytes, or all others.
+    /// `programs` are run-time addresses.
     pub(super) fn make(
         &self,
-        start: u64,
+        (start, left): (u64, u64),
         image: &Image,
         (all, programs): (AllSwitches<'_>, &[u64]),
         count: Option<u64>,
-        wanted: &[(usize, u16)],
+        (wanted, of_modules): (&[(usize, u16)], bool),
     ) -> Made {
-        let mut made = Made::default();
-        made.words.reserve(wanted.len());
-        for &(index, program) in wanted {
-            let known = self.known.get(&(index, program)).copied();
-            let site = all.get(index).zip(programs.get(usize::from(program)));
-            let one = known.or_else(|| {
-                let (site, &target) = site?;
-                let at = start + made.code.len() as u64;
-                let stub = make(image, site, (at, target), count)?;
-                if all.is_of_module(index) {
-                    let bytes = made.of_modules + stub.bytes.len();
-                    if self.of_modules + bytes > OF_MODULES {
-                        return None;
-                    }
-                    made.of_modules = bytes;
-                }
+        let mut made = Made { of_modules, ..Made::default() };
+        let left = usize::try_from(left).unwrap_or(usize::MAX);
+        let own = OF_MODULES.saturating_sub(self.of_modules);
+        // The kernel's are all put, or none.
+        let left = if of_modules { left.min(own) } else { usize::MAX };
+        let mut space = Space { left, is_full: false };
+        for &place in wanted {
+            let (index, program) = place;
+            if all.is_of_module(index) != of_modules || self.known.contains_key(&place) {
+                continue;
+            }
+            let Some(site) = all.get(index) else { continue };
+            let Some(&target) = programs.get(usize::from(program)) else { continue };
+            let at = start + made.code.len() as u64;
+            let stub = space.make(|| make(image, site, (at, target), count));
+            if let Some(stub) = stub {
                 made.code.extend(stub.bytes);
                 made.endings.extend(stub.ending.map(|ending| at + ending as u64));
                 #[allow(clippy::cast_possible_truncation, reason = "the low half")]
                 let word = (at + stub.names) as u32;
-                made.stubs.push(((index, program), (at, word)));
-                Some((at, word))
-            });
-            made.words.push(one.map(|(_, word)| word));
+                made.stubs.push((place, (at, word)));
+            }
         }
         made
     }
 
-    /// These are in the guest now; what the records of each that was wanted say.
-    pub(super) fn are_put(&mut self, made: Made) -> Vec<Option<u32>> {
+    /// These are in the guest now.
+    pub(super) fn are_put(&mut self, made: Made) {
+        if made.of_modules {
+            self.of_modules += made.code.len();
+        }
         self.known.extend(made.stubs);
-        self.of_modules += made.of_modules;
-        made.words
+    }
+
+    /// What the records of an instruction (index) to a program say, if it has a stub.
+    pub(super) fn word(&self, place: (usize, u16)) -> Option<u32> {
+        self.known.get(&place).map(|&(_, word)| word)
     }
 
     /// The run-time address of that of an instruction (index) to a program.
@@ -192,6 +217,22 @@ fn is_count(bytes: &[u8], address: u64, (add, wide): (i32, bool), count: u64) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // A module that is nothing but such instructions has ten thousands of them, and the guest waits.
+    #[test]
+    fn what_has_no_room_is_not_made_again_and_again() {
+        let mut made = 0;
+        let mut space = Space { left: 10, is_full: false };
+        let mut of = |len: usize| {
+            let stub = || {
+                made += 1;
+                Some(SwitchStub { bytes: vec![0; len], names: 0, ending: None })
+            };
+            space.make(stub).is_some()
+        };
+        assert_eq!([4, 5, 4, 1, 1].map(&mut of), [true, true, false, false, false]);
+        assert_eq!(made, 3);
+    }
 
     // A place that is not verified as a whole is not traced, or another one is written.
     #[test]
