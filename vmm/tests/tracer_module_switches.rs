@@ -5,8 +5,9 @@ mod fake_guest;
 
 use fake_guest::module::{CODE, Module};
 use fake_guest::{Fake, X86};
+use std::collections::BTreeMap;
 use vmtrace::kernel::preemptirq::SwitchKind;
-use vmtrace::tracer::{Attachment, Duty, Guest, SkipReason};
+use vmtrace::tracer::{Attachment, Duty, FoundSwitches, Guest, SkipReason};
 use vmtrace_trampolines::Point;
 
 const TRAP: [u8; 2] = [0xe6, 0x42];
@@ -122,11 +123,11 @@ fn what_a_module_switches_is_held_and_given_back() {
         let mut before = None;
         for round in 0..3 {
             module.load(&mut attachment).unwrap();
-            let found = attachment.find_module_switches(&fake, &fake.kernel).unwrap();
+            let found = attachment.find_module_switches(&fake, &fake.kernel, false).unwrap();
             let [found] = &found[..] else { panic!("{found:?}") };
-            assert_eq!((&*found.module, &found.unusable), ("test_module", &Ok([0; 2])));
+            assert_eq!((&*found.module, &found.unusable), ("test_module", &Ok(BTreeMap::new())));
             assert_eq!(found.places, all.len(), "{flags:#x}");
-            let again = attachment.find_module_switches(&fake, &fake.kernel).unwrap();
+            let again = attachment.find_module_switches(&fake, &fake.kernel, false).unwrap();
             assert!(again.is_empty(), "once");
             let is: Vec<_> = attachment.module_switches().map(|(_, it)| *it).collect();
             let is: Vec<_> =
@@ -142,8 +143,9 @@ fn what_a_module_switches_is_held_and_given_back() {
             let skipped = attachment.enable_switches(&fake, &fake.kernel, &wanted).unwrap();
             assert_eq!((skipped, attachment.held_switches()), (vec![], all.len()));
             are_held(&module, &all);
-            let name = attachment.module_of_switch(wanted[0].0).map(|name| &**name);
-            assert_eq!(name, Some("test_module"));
+            let name = attachment.modules_of_switches();
+            assert_eq!(name.len(), all.len());
+            assert!(wanted.iter().all(|(index, _)| **name[index] == *"test_module"));
             let range = CODE + INIT..CODE + INIT + 16;
             attachment.unload_module(&fake, module.books, Some(range)).unwrap();
             assert!(are_own(&module, &all[4..]));
@@ -162,7 +164,7 @@ fn what_a_module_switches_is_held_and_given_back() {
         }
         // Another instruction than when it was looked for.
         module.load(&mut attachment).unwrap();
-        attachment.find_module_switches(&fake, &fake.kernel).unwrap();
+        attachment.find_module_switches(&fake, &fake.kernel, false).unwrap();
         module.put(MORE, &[0xcc]);
         module.put(flags + 3, &[0x45]);
         let wanted = wanted(&attachment, own);
@@ -184,7 +186,7 @@ fn stubs_of_modules_have_a_room_of_their_own() {
     let (module, _) = module(&fake, 0xff4);
     let mut attachment = settled(&fake);
     module.load(&mut attachment).unwrap();
-    attachment.find_module_switches(&fake, &fake.kernel).unwrap();
+    attachment.find_module_switches(&fake, &fake.kernel, false).unwrap();
     // Each program needs stubs of its own.
     let mut programs = (0..64).flat_map(|a| (a + 1..64).map(move |b| vec![a, b]));
     let full = programs.find_map(|tracers| {
@@ -230,7 +232,7 @@ fn modules_have_what_room_the_kernel_leaves() {
     let (fake, mut attachment, programs) = subject();
     let (module, _) = module(&fake, 0xff4);
     module.load(&mut attachment).unwrap();
-    attachment.find_module_switches(&fake, &fake.kernel).unwrap();
+    attachment.find_module_switches(&fake, &fake.kernel, false).unwrap();
     let (first, last) = places[..room].split_at(room - LAST);
     attachment.switch_stubs(&fake, &fake.kernel, first).unwrap();
     let mut wanted = wanted(&attachment, programs[0]);
@@ -269,7 +271,7 @@ fn what_is_ours_does_not_hide_what_a_module_has() {
             (found.exits.clone(), found.missing.clone())
         };
         let switches = |(fake, attachment): &mut (Fake, Attachment)| {
-            attachment.find_module_switches(fake, &fake.kernel).unwrap();
+            attachment.find_module_switches(fake, &fake.kernel, false).unwrap();
             attachment.module_switches().map(|(at, site)| (at, *site)).collect::<Vec<_>>()
         };
         let (mut first, mut second) = (subject(), subject());
@@ -291,4 +293,39 @@ fn what_is_ours_does_not_hide_what_a_module_has() {
         assert_eq!(attachment.enable_exits(fake, &fake.kernel, &all).unwrap(), []);
         assert_eq!(switches(&mut first), both.1, "{name}");
     }
+}
+
+// A kprobe, or a jump label that the kernel is about to write, is gone a while later.
+#[test]
+fn what_could_not_be_seen_is_looked_for_again() {
+    let fake = Fake::quiet("x86_64-6.12");
+    let (module, all) = module(&fake, 0xff4);
+    let mut attachment = settled(&fake);
+    let look = |attachment: &mut Attachment, again| {
+        attachment.find_module_switches(&fake, &fake.kernel, again).unwrap()
+    };
+    let told = |found: &[FoundSwitches]| {
+        let [found] = found else { panic!("{found:?}") };
+        (found.places, found.unusable.is_ok(), found.torn)
+    };
+    module.put(ACROSS + 5, &[0xcc]);
+    module.load(&mut attachment).unwrap();
+    assert_eq!(told(&look(&mut attachment, false)), (3, true, 1));
+    assert_eq!(look(&mut attachment, false), [], "the guest waits");
+    // What is there already is ours by now, and stays so.
+    let own = program(&fake, &mut attachment);
+    let before = wanted(&attachment, own);
+    attachment.switch_stubs(&fake, &fake.kernel, &before).unwrap();
+    assert_eq!(attachment.enable_switches(&fake, &fake.kernel, &before).unwrap(), []);
+    assert_eq!(told(&look(&mut attachment, true)), (3, true, 1));
+    module.put(ACROSS + 5, &[0x90]);
+    module.member("num_jump_entries", &[0xff; 4]);
+    assert_eq!(told(&look(&mut attachment, true)), (3, false, 0));
+    module.member("num_jump_entries", &[0; 4]);
+    assert_eq!(told(&look(&mut attachment, true)), (all.len(), true, 0));
+    assert_eq!(look(&mut attachment, true), [], "it is all there");
+    let after = wanted(&attachment, own);
+    assert!(before.iter().all(|place| after.contains(place)), "{before:?} {after:?}");
+    attachment.unload_module(&fake, module.books, None).unwrap();
+    assert!(are_own(&module, &all));
 }

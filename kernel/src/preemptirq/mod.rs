@@ -226,8 +226,20 @@ impl Switches {
 pub struct ModuleSwitches {
     /// By address.
     pub list: Vec<SwitchSite>,
-    /// Others, of interrupts and of preemption, which nothing can take the place of; both ascending.
-    pub unusable: [Vec<u64>; 2],
+    /// Others, by address.
+    pub unusable: Vec<UnusableSwitch>,
+    /// Functions and parts of them with a breakpoint, or with what is no instruction, of which nothing is
+    /// told. A while later they may be as they should.
+    pub torn: usize,
+}
+
+/// An instruction of a module that switches something, and that nothing can take the place of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnusableSwitch {
+    /// Link address.
+    pub address: u64,
+    /// Whether it is of interrupts, or else of preemption.
+    pub is_of_interrupts: bool,
     /// Why nothing can.
     pub why: &'static str,
 }

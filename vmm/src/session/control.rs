@@ -405,7 +405,7 @@ impl Controller {
             self.find_module_exits(ram, &mut attachment, None);
             self.tell_unseen(&attachment);
         }
-        self.look_for_module_switches(ram, &mut attachment);
+        self.look_for_module_switches(ram, &mut attachment, true);
         let plan = self.planned_now();
         let plan = self.without_unseen(&attachment, &plan).map_or(plan, Arc::new);
         // The guest still runs: what cannot be is found out before anything is touched.

@@ -14,6 +14,18 @@ use std::sync::Arc;
 /// Places of modules in all: whoever loads others for ever must not fill our memory.
 const MOST_USES: usize = 1 << 20;
 
+/// What is said when events cannot be held in a module that has come, or not all of them: which of them
+/// are of instructions that switch something.
+fn untraced(switches: impl Iterator<Item = bool> + Clone) -> &'static str {
+    match (switches.clone().any(|is_one| is_one), { switches }.all(|is_one| is_one)) {
+        (true, true) => "where modules switch interrupts and preemption is not (all) recorded",
+        (true, false) => {
+            "events of modules, and where these switch interrupts and preemption, are not (all) recorded"
+        }
+        (false, _) => "events of modules are not (all) traced",
+    }
+}
+
 /// What is known of a module.
 #[derive(Debug, Default)]
 pub(super) struct ModulePoints {
@@ -48,7 +60,7 @@ impl Controller {
         self.forget_module_events(address);
         let ram = machine.ram();
         let before = attachment.held_switches();
-        let switches = self.look_for_module_switches(ram, attachment) > 0;
+        let switches = self.look_for_module_switches(ram, attachment, false) > 0;
         let (count, uses) = self.add_events_of_module(ram, attachment, (address, name));
         if (count > 0 || uses || switches) && begun && !self.held_back {
             self.hold_events(ram, attachment);
@@ -217,14 +229,34 @@ impl Controller {
         let wanted = self.prepare(ram, attachment, &Plan::of(&only, &[]));
         let skipped = wanted.and_then(|wanted| {
             let switches = self.change_switches(ram, attachment, &wanted.switches);
-            Ok((attachment.hold_tracepoints(ram, wanted.events)?, switches?))
+            Ok((attachment.hold_tracepoints(ram, wanted.events)?, switches?, wanted.stubless))
         });
         match skipped {
-            Ok((skipped, switches)) => {
+            Ok((skipped, switches, stubless)) => {
                 self.tracepoints_skipped(&skipped);
-                self.switches_skipped(attachment, &switches);
+                self.switches_skipped(attachment, &switches, &stubless);
             }
-            Err(error) => self.note_once(format!("events of modules are not traced: {error}")),
+            Err(error) => {
+                let events = self.tracing.events.iter();
+                let text = untraced(events.map(|event| event.switch().is_some()));
+                self.note_once(format!("{text}: {error}"));
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Who measures times off looks for them, not for events of modules.
+    #[test]
+    fn what_is_not_traced_is_named() {
+        let text = |switches: &[bool]| untraced(switches.iter().copied());
+        assert!(text(&[true, true]).starts_with("where modules switch"));
+        assert!(text(&[false]).starts_with("events of modules are"));
+        assert!(text(&[]).starts_with("events of modules are"));
+        let both = text(&[false, true]);
+        assert!(both.contains("events of modules, and where these switch"), "{both}");
     }
 }

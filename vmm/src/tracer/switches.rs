@@ -14,13 +14,14 @@ use super::trace::Attachment;
 use super::view::View;
 use crate::kernel::Kernel;
 use crate::kernel::preemptirq::SwitchSite;
+use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
 impl Attachment {
-    /// Looks for such instructions in modules that are loaded, in which nobody has done so yet; what was
-    /// found in each. No module comes or goes meanwhile.
+    /// Looks for such instructions in modules that are loaded, in which nobody has done so yet, or
+    /// (`again`) in which not all was seen; what was found in each. No module comes or goes meanwhile.
     ///
     /// # Errors
     /// When those of the kernel are not known.
@@ -28,12 +29,13 @@ impl Attachment {
         &mut self,
         guest: &dyn Guest,
         kernel: &Kernel,
+        again: bool,
     ) -> Result<Vec<FoundSwitches>, TraceError> {
         let unpatched = self.modules_unpatched(guest);
         let Some(traps) = &self.module_traps else { return Ok(Vec::new()) };
         let kernel = (kernel, of(kernel)?.all().len());
-        let count = self.code.preempt_count();
-        Ok(self.modules.find_switches(&unpatched, &self.image, kernel, &traps.offsets, count))
+        let (image, offsets, count) = (&self.image, &traps.offsets, self.code.preempt_count());
+        Ok(self.modules.find_switches(&unpatched, image, kernel, (offsets, count), again))
     }
 
     /// Those of modules that are loaded, as far as somebody has looked for them, with their indices:
@@ -42,10 +44,16 @@ impl Attachment {
         self.modules.switches()
     }
 
-    /// The module that has one, by its index.
+    /// One of these, by its index.
     #[must_use]
-    pub fn module_of_switch(&self, index: usize) -> Option<&Arc<str>> {
-        self.modules.module_of_switch(index)
+    pub fn module_switch(&self, index: usize) -> Option<&SwitchSite> {
+        self.modules.switch(index).map(|(site, _)| site)
+    }
+
+    /// The modules that have them, by their indices.
+    #[must_use]
+    pub fn modules_of_switches(&self) -> FxHashMap<usize, &Arc<str>> {
+        self.modules.modules_of_switches()
     }
 
     /// Gives those of a module back, or those in a part of its memory, and forgets them.

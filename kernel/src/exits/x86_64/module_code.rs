@@ -11,12 +11,16 @@ use super::sweep::{CountPlace, Counted, Edge, How, Sweep};
 /// Places that are kept of each kind: a hundred times what the largest module has, so that a guest's
 /// cannot fill memory.
 const MOST: usize = 1 << 17;
+/// `int3`.
+const BREAKPOINT: u8 = 0xcc;
 
 /// A function of a module, or a part of one.
 pub(super) struct PieceCode {
     /// Where it is.
     pub(super) range: Range<u64>,
     pub(super) missing: Option<Missing>,
+    /// It has a breakpoint, or what is no instruction: others are not seen.
+    pub(super) torn: bool,
     /// Where branches end.
     pub(super) targets: Marks,
 }
@@ -56,7 +60,17 @@ impl ModuleCode {
             code.counted.append(&mut sweep.counted);
             sweep.flags.truncate(MOST.saturating_sub(code.flags.len()));
             code.flags.append(&mut sweep.flags);
-            code.pieces.push(PieceCode { range, missing: swept.missing, targets: sweep.targets });
+            let (missing, torn) = (swept.missing, swept.stops);
+            code.pieces.push(PieceCode { range, missing, torn, targets: sweep.targets });
+        }
+        // A nop or jump that the kernel is about to write begins with a breakpoint.
+        for &at in text.labels.iter().chain(&text.static_calls) {
+            if let Some(number) = code.at(at)
+                && let Some([BREAKPOINT, ..]) = text.pieces.get(number).and_then(|it| it.from(at))
+                && let Some(piece) = code.pieces.get_mut(number)
+            {
+                piece.torn = true;
+            }
         }
         for &(from, target) in &text.ways {
             if let Some(piece) = code.at(from).and_then(|piece| u32::try_from(piece).ok()) {
@@ -80,11 +94,29 @@ impl ModuleCode {
         Some(at)
     }
 
-    /// Whether `count` bytes from an address on are in one piece, and nothing is seen to lead behind
-    /// the first of them.
+    fn piece(&self, address: u64) -> Option<&PieceCode> {
+        self.at(address).and_then(|at| self.pieces.get(at))
+    }
+
+    /// How many pieces have a breakpoint, or what is no instruction.
+    pub(crate) fn torn(&self) -> usize {
+        self.pieces.iter().filter(|piece| piece.torn).count()
+    }
+
+    /// Whether the piece that covers an address is one of these.
+    pub(crate) fn is_torn(&self, address: u64) -> bool {
+        self.piece(address).is_some_and(|piece| piece.torn)
+    }
+
+    /// Whether `count` bytes from an address on are in one piece.
     pub(crate) fn is_whole(&self, address: u64, count: u8) -> bool {
-        let Some(piece) = self.at(address).and_then(|at| self.pieces.get(at)) else { return false };
-        let fits = address.checked_add(count.into()).is_some_and(|end| end <= piece.range.end);
-        fits && !piece.targets.any(address.wrapping_add(1), count.saturating_sub(1))
+        let end = address.checked_add(count.into());
+        self.piece(address).zip(end).is_some_and(|(piece, end)| end <= piece.range.end)
+    }
+
+    /// Whether something is seen to lead behind the first of `count` bytes from an address on.
+    pub(crate) fn is_led_into(&self, address: u64, count: u8) -> bool {
+        let (behind, count) = (address.wrapping_add(1), count.saturating_sub(1));
+        self.piece(address).is_none_or(|piece| piece.targets.any(behind, count))
     }
 }

@@ -56,7 +56,7 @@ pub(crate) struct Counted {
     /// The count is a word of 64 bits (7.3).
     pub(crate) wide: bool,
     /// It changes the count in a way that nothing can take the place of: it puts the count's place into a
-    /// register, by which it is changed later, or exchanges it with one.
+    /// register, by which it is changed later, exchanges it with one, or adds or subtracts in another form.
     pub(crate) by_register: bool,
 }
 
@@ -76,6 +76,8 @@ pub(super) struct Swept {
     /// Where the code that belongs to it ends.
     pub(super) end: u64,
     pub(super) missing: Option<Missing>,
+    /// Code goes on to a breakpoint: what is behind that may be the rest of another instruction.
+    pub(super) stops: bool,
 }
 
 /// A hundred times what the largest kernels have; damage must not fill memory.
@@ -124,7 +126,8 @@ impl<'a> Sweep<'a> {
     /// Decodes a piece of code. `site` is where it may call `__fentry__`: a call elsewhere begins
     /// another function, a weak one that was overridden and lost its symbol.
     pub(super) fn piece(&mut self, number: u32, piece: &Range<u64>, site: Option<u64>) -> Swept {
-        let broken = |end| Swept { end, missing: Some(Missing::Undecoded) };
+        let broken = |end| Swept { end, missing: Some(Missing::Undecoded), stops: true };
+        let mut stops = false;
         let mut instruction = Instruction::default();
         // Where the last instruction ended, if it does not go on to the next.
         let mut ended: Option<u64> = None;
@@ -149,6 +152,7 @@ impl<'a> Sweep<'a> {
             if code == Code::INVALID || next > piece.end || next <= at || full {
                 return broken(at);
             }
+            stops |= code == Code::Int3 && ended.is_none();
             if let Some(from) = ended
                 && !matches!(instruction.mnemonic(), Mnemonic::Nop | Mnemonic::Int3)
             {
@@ -163,7 +167,7 @@ impl<'a> Sweep<'a> {
                 let how = match code {
                     Code::Call_rel32_64 if Some(target) == self.fentry && Some(at) != site => {
                         let endbr = if before == Code::Endbr64 { 4 } else { 0 };
-                        return Swept { end: at - endbr, missing: None };
+                        return Swept { end: at - endbr, missing: None, stops };
                     }
                     Code::Call_rel32_64 => {
                         if Some(at) != site {
@@ -215,7 +219,7 @@ impl<'a> Sweep<'a> {
             before = code;
             at = next;
         }
-        Swept { end: piece.end, missing: None }
+        Swept { end: piece.end, missing: None, stops }
     }
 
     fn calls(&mut self, piece: u32) {
@@ -270,11 +274,14 @@ fn counted(instruction: &Instruction, count: CountPlace) -> Option<Counted> {
             by_register: true,
         });
     }
-    let fixed = matches!(instruction.memory_base(), Register::None | Register::RIP)
-        && instruction.memory_index() == Register::None;
+    let place = match instruction.memory_base() {
+        Register::RIP => count.near,
+        Register::None => count.plain,
+        _ => return None,
+    };
     if instruction.op0_kind() != OpKind::Memory
-        || !fixed
-        || instruction.memory_displacement64() != count.near
+        || instruction.memory_index() != Register::None
+        || instruction.memory_displacement64() != place
     {
         return None;
     }
@@ -283,11 +290,14 @@ fn counted(instruction: &Instruction, count: CountPlace) -> Option<Counted> {
         Code::Dec_rm32 | Code::Dec_rm64 => Some(-1),
         Code::Add_rm32_imm32 => Some(instruction.immediate32().cast_signed()),
         Code::Add_rm64_imm32 => i32::try_from(instruction.immediate32to64()).ok(),
+        Code::Add_rm32_imm8 => Some(instruction.immediate8to32()),
+        Code::Add_rm64_imm8 => i32::try_from(instruction.immediate8to64()).ok(),
         _ if matches!(instruction.mnemonic(), Mnemonic::Cmp | Mnemonic::Test) => return None,
         _ => None,
     };
     let wide = instruction.memory_size().size() == 8;
-    let by_register = instruction.mnemonic() == Mnemonic::Xadd;
+    let by_register = add.is_none()
+        && matches!(instruction.mnemonic(), Mnemonic::Add | Mnemonic::Sub | Mnemonic::Xadd);
     Some(Counted { address, len, add, wide, by_register })
 }
 

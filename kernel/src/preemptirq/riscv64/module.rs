@@ -3,34 +3,38 @@
 
 use super::{INTERRUPTS, TP, source, store_offset};
 use crate::exits::module::ModuleText;
-use crate::preemptirq::ModuleSwitches;
+use crate::preemptirq::{ModuleSwitches, UnusableSwitch};
 use crate::read::wide;
 
 /// Places that are counted of each kind: ten times what the largest module has.
 const MOST: usize = 1 << 17;
+const WHY: &str = "not done in modules of riscv64 kernels";
 /// `sstatus`
 const STATUS: u32 = 0x100;
 
 /// Where it is plain that something is switched. The count of preemptions is at `count` in the current
 /// task, if the kernel counts them.
 pub(in crate::preemptirq) fn find(text: &ModuleText, count: Option<u64>) -> ModuleSwitches {
-    let mut unusable = [Vec::new(), Vec::new()];
+    let mut unusable = Vec::new();
+    let mut counts = [0; 2];
     for piece in &text.pieces {
         let mut at = 0;
         while let Some((len, word)) = instruction(&piece.bytes, at) {
             let address = piece.start.wrapping_add(wide(at));
-            let [interrupts, preemption] = &mut unusable;
+            let [interrupts, preemption] = &mut counts;
             let own = match len {
-                4 if switches(word) => Some(interrupts),
-                4 if count.is_some_and(|count| counts(word, count)) => Some(preemption),
+                4 if switches(word) => Some((true, interrupts)),
+                4 if count.is_some_and(|count| changes(word, count)) => Some((false, preemption)),
                 _ => None,
             };
-            own.filter(|own| own.len() < MOST).into_iter().for_each(|own| own.push(address));
+            if let Some((is_of_interrupts, count)) = own.filter(|(_, count)| **count < MOST) {
+                *count += 1;
+                unusable.push(UnusableSwitch { address, is_of_interrupts, why: WHY });
+            }
             at += len;
         }
     }
-    let why = "not done in modules of riscv64 kernels";
-    ModuleSwitches { list: Vec::new(), unusable, why }
+    ModuleSwitches { unusable, ..ModuleSwitches::default() }
 }
 
 /// The instruction at a place, and its length.
@@ -54,7 +58,7 @@ fn switches(word: u32) -> bool {
 }
 
 /// `sw` to the count of the current task.
-fn counts(word: u32, count: u64) -> bool {
+fn changes(word: u32, count: u64) -> bool {
     word & 0x707f == 0x2023 && source(word) == TP && u64::from(store_offset(word)) == count
 }
 
@@ -85,10 +89,15 @@ mod tests {
         let bytes = [&code.concat()[..], &[0x73, 0x70, 0x01]].concat();
         let piece = ModulePiece { start: BASE, bytes, ..ModulePiece::default() };
         let text = ModuleText { pieces: vec![piece], ..ModuleText::default() };
-        let interrupts: Vec<u64> = [2, 6, 10].map(|at| BASE + at).to_vec();
-        let found = find(&text, Some(8));
-        assert_eq!(found.unusable, [interrupts.clone(), vec![BASE + 26]]);
-        assert_eq!(find(&text, None).unusable, [interrupts, vec![]]);
-        assert_eq!(find(&text, Some(16)).unusable[1], []);
+        let found = |count| {
+            let found = find(&text, count);
+            assert_eq!((found.list, found.torn), (vec![], 0));
+            let place = |it: &UnusableSwitch| (it.address - BASE, it.is_of_interrupts);
+            found.unusable.iter().map(place).collect::<Vec<_>>()
+        };
+        let all = [(2, true), (6, true), (10, true), (26, false)];
+        assert_eq!(found(Some(8)), all);
+        assert_eq!(found(None), all[..3]);
+        assert_eq!(found(Some(16)), all[..3]);
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::exits::module::ModuleText;
 use crate::exits::x86_64::{CountPlace, Counted, ModuleCode};
-use crate::preemptirq::{ModuleSwitches, SwitchKind, SwitchSite};
+use crate::preemptirq::{ModuleSwitches, SwitchKind, SwitchSite, UnusableSwitch};
 
 /// `cli` and `sti`.
 const CLI: u8 = 0xfa;
@@ -14,45 +14,59 @@ const STI: u8 = 0xfb;
 /// Nops of 5 bytes, of kernels since 5.13 and of some before.
 const NOPS: [[u8; 5]; 2] = [[0x0f, 0x1f, 0x44, 0, 0], [0x66, 0x66, 0x66, 0x66, 0x90]];
 
+/// Why a place is left alone.
+const NO_ROOM: &str = "no room for a jump";
+const REWRITTEN: &str = "the kernel rewrites code there";
+const LED_INTO: &str = "a jump may lead into the room for one";
+const OTHERWISE: &str = "the count is changed in a form that is not replaced";
+
 /// `count` is where the count of preemptions is, if that is known.
 pub(in crate::preemptirq) fn find(text: &ModuleText, count: Option<CountPlace>) -> ModuleSwitches {
     let code = ModuleCode::new(text, count);
-    let mut found = ModuleSwitches { why: "no room for a jump", ..ModuleSwitches::default() };
-    let [interrupts, preemption] = &mut found.unusable;
-    let mut add = |address: u64, kind: SwitchKind, unusable: &mut Vec<u64>| {
-        if code.is_whole(address, kind.size()) && !is_rewritten(text, address, kind.size()) {
-            found.list.push(SwitchSite { address, kind });
-        } else {
-            unusable.push(address);
+    let mut found = ModuleSwitches { torn: code.torn(), ..ModuleSwitches::default() };
+    let mut add = |address: u64, kind: Result<SwitchKind, &'static str>, is_of_interrupts: bool| {
+        // Behind a breakpoint it need not be an instruction at all.
+        if code.is_torn(address) {
+            return;
+        }
+        let kind = kind.and_then(|kind| {
+            let len = kind.size();
+            let why = match () {
+                () if !code.is_whole(address, len) => NO_ROOM,
+                () if is_rewritten(text, address, len) => REWRITTEN,
+                () if code.is_led_into(address, len) => LED_INTO,
+                () => return Ok(kind),
+            };
+            Err(why)
+        });
+        match kind {
+            Ok(kind) => found.list.push(SwitchSite { address, kind }),
+            Err(why) => found.unusable.push(UnusableSwitch { address, is_of_interrupts, why }),
         }
     };
     for &address in &code.flags {
-        match flag(text, address) {
-            Some(kind) => add(address, kind, interrupts),
-            None => interrupts.push(address),
-        }
+        add(address, flag(text, address).ok_or(NO_ROOM), true);
     }
     for &Counted { address, len, add: added, wide, by_register } in &code.counted {
-        match added.map(|add| SwitchKind::Count { add, wide }) {
+        let kind = match added.map(|add| SwitchKind::Count { add, wide }) {
             Some(kind @ SwitchKind::Count { add: 1.. | ..=-1, .. }) if kind.size() == len => {
-                add(address, kind, preemption);
+                Ok(kind)
             }
             // What sets it, or only the bit that asks for a reschedule.
-            None if !by_register => {}
-            _ => preemption.push(address),
-        }
+            None if !by_register => continue,
+            _ => Err(OTHERWISE),
+        };
+        add(address, kind, false);
     }
     found.list.sort_unstable_by_key(|site| site.address);
-    found.unusable.iter_mut().for_each(|own| own.sort_unstable());
+    found.unusable.sort_unstable_by_key(|place| place.address);
     found
 }
 
 /// What `cli` or `sti` is that has room for a jump.
 fn flag(text: &ModuleText, address: u64) -> Option<SwitchKind> {
     let after = text.pieces.partition_point(|piece| piece.start <= address);
-    let piece = text.pieces.get(after.checked_sub(1)?)?;
-    let at = usize::try_from(address - piece.start).ok()?;
-    let (opcode, nop) = piece.bytes.get(at..)?.split_first()?;
+    let (opcode, nop) = text.pieces.get(after.checked_sub(1)?)?.from(address)?.split_first()?;
     let nop = nop.first_chunk::<5>()?;
     match *opcode {
         CLI if NOPS.contains(nop) => Some(SwitchKind::Cli),
@@ -113,12 +127,20 @@ mod tests {
         found.list.iter().map(|site| (site.address - BASE, site.kind)).collect()
     }
 
+    /// Addresses of places that are left alone, of interrupts and of preemption, with why.
+    fn left(found: &ModuleSwitches) -> [Vec<(u64, &'static str)>; 2] {
+        [true, false].map(|of_interrupts| {
+            let own = found.unusable.iter().filter(|it| it.is_of_interrupts == of_interrupts);
+            own.map(|it| (it.address - BASE, it.why)).collect()
+        })
+    }
+
     #[test]
     fn flags_with_room_are_found_and_others_are_told() {
         let text = function(&[&[CLI], &NOP, &[STI], &NOPS[1], &[STI, 0xf4], &[CLI, 0x90], &[0xc3]]);
         let found = find(&text, None);
         assert_eq!(kinds(&found), [(5, SwitchKind::Cli), (11, SwitchKind::Sti)]);
-        assert_eq!(found.unusable, [vec![BASE + 17, BASE + 19], vec![]]);
+        assert_eq!(left(&found), [vec![(17, NO_ROOM), (19, NO_ROOM)], vec![]]);
         // Bytes of other instructions are none.
         let text = function(&[&[0xb8, 0, 0, 0, CLI], &NOP, &[0xc3]]);
         assert_eq!(find(&text, None).list, []);
@@ -126,7 +148,41 @@ mod tests {
         let mut text = function(&[&[CLI], &NOP]);
         text.pieces[0].bytes.pop();
         let found = find(&text, None);
-        assert_eq!((found.list.len(), &found.unusable[0][..]), (0, &[BASE + 5][..]));
+        assert_eq!((found.list, found.unusable, found.torn), (vec![], vec![], 1));
+    }
+
+    // It would be written into the middle of an instruction, or is not seen and never told.
+    #[test]
+    fn nothing_is_told_of_functions_that_are_being_changed() {
+        let text = |code: &[&[u8]]| {
+            let mut text = function(code);
+            let other =
+                ModulePiece { start: BASE + 0x100, ..function(&[&[STI], &NOP]).pieces.remove(0) };
+            let site = other.site.map(|(number, at)| (number, at + 0x100));
+            text.pieces.push(ModulePiece { site, ..other });
+            text
+        };
+        let places = |text: &ModuleText| {
+            let found = find(text, Some(place(0)));
+            assert_eq!(found.unusable, []);
+            (kinds(&found), found.torn)
+        };
+        let sti = (0x105, SwitchKind::Sti);
+        let whole = text(&[&[CLI], &NOP, &NOP, &[0xc3]]);
+        assert_eq!(places(&whole), (vec![(5, SwitchKind::Cli), sti], 0));
+        // A breakpoint in place of the first byte of a nop, or of an instruction that is as long.
+        let labels = vec![BASE + 11];
+        for code in
+            [[0xcc, 0x1f, 0x44, 0, 0], [0xcc, 0x90, 0x90, 0x90, 0x90], [0xcc, 0xfb, 0x0f, 0x1f, 0]]
+        {
+            let torn = text(&[&[CLI], &NOP, &code, &[0xc3]]);
+            assert_eq!(places(&torn), (vec![sti], 1), "{code:x?}");
+        }
+        // Where nothing goes on to it, it is only known by the table.
+        let behind = text(&[&[CLI], &NOP, &[0xc3], &[0xcc; 5]]);
+        assert_eq!(places(&behind), (vec![(5, SwitchKind::Cli), sti], 0));
+        let labels = ModuleText { labels: labels.iter().map(|at| at + 1).collect(), ..behind };
+        assert_eq!(places(&labels), (vec![sti], 1));
     }
 
     // Both would write there.
@@ -135,24 +191,27 @@ mod tests {
         let text = || function(&[&[CLI], &NOP, &[0xc3]]);
         let unusable = |text: &ModuleText| {
             let found = find(text, None);
-            (found.list.is_empty(), found.unusable[0] == [BASE + 5])
+            let why = left(&found)[0].first().map(|&(at, why)| (at == 5).then_some(why).unwrap());
+            (found.list.is_empty(), why)
         };
-        assert_eq!(unusable(&text()), (false, false));
+        let (rewritten, led_into) = ((true, Some(REWRITTEN)), (true, Some(LED_INTO)));
+        assert_eq!(unusable(&text()), (false, None));
         for at in [BASE + 1, BASE + 6, BASE + 10] {
             let labels = ModuleText { labels: vec![BASE - 9, at, BASE + 90], ..text() };
-            assert_eq!(unusable(&labels), (true, true), "{at:#x}");
+            assert_eq!(unusable(&labels), rewritten, "{at:#x}");
             let calls = ModuleText { static_calls: vec![at], ..text() };
-            assert_eq!(unusable(&calls), (true, true), "{at:#x}");
+            assert_eq!(unusable(&calls), rewritten, "{at:#x}");
             let ways = ModuleText { ways: vec![(BASE, at)], ..text() };
-            assert_eq!(unusable(&ways), (at > BASE + 5, at > BASE + 5), "{at:#x}");
+            let expected = if at > BASE + 5 { led_into } else { (false, None) };
+            assert_eq!(unusable(&ways), expected, "{at:#x}");
         }
         for at in [BASE, BASE + 11] {
             let labels = ModuleText { labels: vec![at], ..text() };
-            assert_eq!(unusable(&labels), (false, false), "{at:#x}");
+            assert_eq!(unusable(&labels), (false, None), "{at:#x}");
         }
         // A branch into the nop, from the function itself and from another one.
         let own = function(&[&[CLI], &NOP, &[0xeb, 0xfd]]);
-        assert_eq!(unusable(&own), (true, true));
+        assert_eq!(unusable(&own), led_into);
         let mut other = text();
         let jump = [0xe9_u8, 0, 0, 0, 0];
         other.pieces.push(ModulePiece {
@@ -160,11 +219,11 @@ mod tests {
             bytes: jump.into(),
             ..ModulePiece::default()
         });
-        assert_eq!(unusable(&other), (false, false));
+        assert_eq!(unusable(&other), (false, None));
         let distance = (BASE + 8).wrapping_sub(BASE + 0x105).cast_signed();
         let distance = i32::try_from(distance).unwrap().to_le_bytes();
         other.pieces[1].bytes[1..].copy_from_slice(&distance);
-        assert_eq!(unusable(&other), (true, true));
+        assert_eq!(unusable(&other), led_into);
     }
 
     // Everything comes from the guest.
@@ -236,15 +295,38 @@ mod tests {
             let found = find(&text, Some(place(slide)));
             let count = |add| SwitchKind::Count { add, wide: false };
             assert_eq!(kinds(&found), [(5, count(1)), (12, count(-1)), (19, count(5))]);
-            assert_eq!(found.unusable, [vec![], vec![BASE + 41]]);
+            assert_eq!(left(&found), [vec![], vec![(41, OTHERWISE)]]);
             assert_eq!(find(&text, None).list, []);
         }
         let wide = on_count(5, &[0x65, 0x48, 0xff, 0x05], &[], 0);
         let found = find(&function(&[&wide]), Some(place(0)));
         assert_eq!(kinds(&found), [(5, SwitchKind::Count { add: 1, wide: true })]);
-        // By a byte, which leaves no room.
-        let short = on_count(5, &[0x65, 0x83, 0x05], &[1], 0);
-        let found = find(&function(&[&short]), Some(place(0)));
-        assert_eq!(found.list, []);
+    }
+
+    // Who does not count them says that all are recorded.
+    #[test]
+    fn other_forms_of_changes_of_the_count_are_told() {
+        for (begins, immediate) in [
+            // add by a byte, sub, add of a register.
+            (&[0x65, 0x83, 0x05][..], &[1][..]),
+            (&[0x65, 0x83, 0x05], &[0x80]),
+            (&[0x65, 0x48, 0x83, 0x05], &[2]),
+            (&[0x65, 0x81, 0x2d], &[0, 2, 0, 0]),
+            (&[0x65, 0x83, 0x2d], &[2]),
+            (&[0x65, 0x01, 0x35], &[]),
+        ] {
+            let found = find(&function(&[&on_count(5, begins, immediate, 0)]), Some(place(0)));
+            assert_eq!((kinds(&found), found.torn), (vec![], 0), "{begins:x?}");
+            assert_eq!(left(&found), [vec![], vec![(5, OTHERWISE)]], "{begins:x?}");
+        }
+        // By an address in the instruction, which does not move with the code.
+        for slide in [0, 0x1d00_0000] {
+            let at = |address: u64| u32::try_from(address).unwrap().to_le_bytes();
+            let own = [&[0x65, 0xff, 0x04, 0x25][..], &at(COUNT)].concat();
+            let other = [&[0x65, 0xff, 0x04, 0x25][..], &at(COUNT + 8)].concat();
+            let found = find(&function(&[&own, &other]), Some(place(slide)));
+            assert_eq!(left(&found), [vec![], vec![(5, OTHERWISE)]], "{slide:#x}");
+            assert_eq!(found.list, []);
+        }
     }
 }

@@ -10,14 +10,22 @@ use crate::kernel::preemptirq::{ModuleSwitches, SwitchSite};
 use crate::tracer::guest::Guest;
 use crate::tracer::image::Image;
 use crate::tracer::spot::Spot;
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Why places are left alone that could be replaced.
+const UNMAPPED: &str = "their memory is not mapped";
+const TOO_MANY: &str = "modules have too many";
 
 /// What of a module that is loaded switches something.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Switched {
     /// Numbers of what can be held.
     pub(super) places: Vec<usize>,
+    /// Not all of its code could be read, or was as it will be.
+    is_partial: bool,
 }
 
 /// What was found in a module.
@@ -27,11 +35,18 @@ pub struct FoundSwitches {
     pub module: Arc<str>,
     /// How many places can be held.
     pub places: usize,
-    /// How many others there are, of interrupts and of preemption: without room for a jump, or
-    /// without a number or memory; or why none is known.
-    pub unusable: Result<[usize; 2], ExitsError>,
-    /// Why most of those others cannot be held.
-    pub why: &'static str,
+    /// How many others there are, of interrupts and of preemption, by why they cannot; or why none is
+    /// known.
+    pub unusable: Result<BTreeMap<&'static str, [usize; 2]>, ExitsError>,
+    /// Functions, and parts of them, of which nothing is known: they have a breakpoint, or what is no
+    /// instruction.
+    pub torn: usize,
+}
+
+impl FoundSwitches {
+    fn is_partial(&self) -> bool {
+        self.torn > 0 || self.unusable.is_err()
+    }
 }
 
 impl Modules {
@@ -47,12 +62,14 @@ impl Modules {
         self.switches.present()
     }
 
-    /// The name of the module that has a place, by its number.
-    pub(in crate::tracer) fn module_of_switch(&self, number: usize) -> Option<&Arc<str>> {
-        let has = |loaded: &&Loaded| {
-            loaded.switched.as_ref().is_some_and(|it| it.places.contains(&number))
-        };
-        self.loaded.iter().find(has).map(|loaded| &loaded.name)
+    /// The names of the modules that have places, by their numbers.
+    pub(in crate::tracer) fn modules_of_switches(&self) -> FxHashMap<usize, &Arc<str>> {
+        let mut all = FxHashMap::default();
+        for loaded in &self.loaded {
+            let places = loaded.switched.iter().flat_map(|switched| &switched.places);
+            all.extend(places.map(|&number| (number, &loaded.name)));
+        }
+        all
     }
 
     /// Numbers of the places of a module (by the address of its `struct module`), or of those in a part
@@ -82,54 +99,82 @@ impl Modules {
         }
     }
 
-    /// Looks for such places in modules in which nobody has done so yet. `count` is where the count of
-    /// preemptions is, if that is known.
+    /// Looks for such places in modules in which nobody has done so yet, or (`again`) in which not all
+    /// was seen. `count` is where the count of preemptions is, if that is known.
     pub(in crate::tracer) fn find_switches(
         &mut self,
         guest: &dyn Guest,
         image: &Image,
         (kernel, first): (&Kernel, usize),
-        offsets: &Offsets,
-        count: Option<u64>,
+        (offsets, count): (&Offsets, Option<u64>),
+        again: bool,
     ) -> Vec<FoundSwitches> {
         self.switches.first = first;
         let mut all = Vec::new();
         for at in 0..self.loaded.len() {
-            let Some(loaded) = self.loaded.get(at).filter(|it| it.switched.is_none()) else {
-                continue;
+            let is_due = |it: &&Loaded| match &it.switched {
+                None => true,
+                Some(switched) => again && switched.is_partial,
             };
+            let Some(loaded) = self.loaded.get(at).filter(is_due) else { continue };
+            let (address, module) = (loaded.address, Arc::clone(&loaded.name));
             let functions = self.functions_of(image, loaded);
-            let text = text::read(guest, image, &offsets.text, loaded.address, &functions);
-            let found = text.map(|text| kernel.module_switches(&text, count, image.slide));
-            let module = Arc::clone(&loaded.name);
-            let mut switched = Switched::default();
-            let mut told = FoundSwitches { module, places: 0, unusable: Ok([0; 2]), why: "" };
-            match found {
-                Ok(ModuleSwitches { list, unusable, why }) => {
-                    told.why = why;
-                    let mut left = unusable.map(|own| own.len());
-                    for site in list {
-                        let address = image.runtime(site.address);
-                        let at = place(guest, image, address, site.kind.size().into());
-                        match at.and_then(|at| self.switches.number(site, at)) {
-                            Some(number) => switched.places.push(number),
-                            None => {
-                                let [interrupts, preemption] = &mut left;
-                                let is_of_interrupts = site.kind.switch().is_of_interrupts();
-                                *if is_of_interrupts { interrupts } else { preemption } += 1;
-                            }
-                        }
-                    }
-                    told.places = switched.places.len();
-                    told.unusable = Ok(left);
-                }
-                Err(error) => told.unusable = Err(error),
+            let look = || {
+                let text = text::read(guest, image, &offsets.text, address, &functions)?;
+                Ok(kernel.module_switches(&text, count, image.slide))
+            };
+            let mut found = look();
+            if again && found.as_ref().is_ok_and(|found| found.torn > 0) {
+                // What a guest that runs was about to change is changed by now.
+                found = look();
             }
+            let mut switched =
+                self.loaded.get(at).and_then(|it| it.switched.clone()).unwrap_or_default();
+            let told = self.number_switches((guest, image), module, found, &mut switched.places);
+            switched.is_partial = told.is_partial();
             if let Some(loaded) = self.loaded.get_mut(at) {
                 loaded.switched = Some(switched);
             }
             all.push(told);
         }
         all
+    }
+
+    /// Gives numbers to what was found in a module, of which these `places` were known before.
+    fn number_switches(
+        &mut self,
+        (guest, image): (&dyn Guest, &Image),
+        module: Arc<str>,
+        found: Result<ModuleSwitches, ExitsError>,
+        places: &mut Vec<usize>,
+    ) -> FoundSwitches {
+        let (list, unusable, torn) = match found {
+            Ok(ModuleSwitches { list, unusable, torn }) => (list, unusable, torn),
+            Err(error) => {
+                return FoundSwitches {
+                    module,
+                    places: places.len(),
+                    unusable: Err(error),
+                    torn: 0,
+                };
+            }
+        };
+        let mut left = BTreeMap::new();
+        let mut leave = |why: &'static str, is_of_interrupts: bool| {
+            let [interrupts, preemption] = left.entry(why).or_insert([0; 2]);
+            *if is_of_interrupts { interrupts } else { preemption } += 1;
+        };
+        unusable.iter().for_each(|place| leave(place.why, place.is_of_interrupts));
+        for site in list {
+            let at = place(guest, image, image.runtime(site.address), site.kind.size().into());
+            let number = at.ok_or(UNMAPPED);
+            match number.and_then(|at| self.switches.number(site, at).ok_or(TOO_MANY)) {
+                Ok(number) => places.push(number),
+                Err(why) => leave(why, site.kind.switch().is_of_interrupts()),
+            }
+        }
+        places.sort_unstable();
+        places.dedup();
+        FoundSwitches { module, places: places.len(), unusable: Ok(left), torn }
     }
 }

@@ -17,8 +17,9 @@ use std::sync::Arc;
 /// cannot fill the host's memory.
 const MOST: usize = 1 << 20;
 
-/// The same of places that switch interrupts or preemption: several times those for which there are stubs.
-const MOST_SWITCHES: usize = 1 << 17;
+/// The same of places that switch interrupts or preemption: several times those for which there are
+/// stubs. A guest waits while all of them are gone through.
+const MOST_SWITCHES: usize = 1 << 15;
 
 /// A function of a module that can be traced.
 #[derive(Clone, Debug, PartialEq, Eq)]
