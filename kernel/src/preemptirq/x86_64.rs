@@ -229,7 +229,7 @@ impl Finder<'_> {
     /// Changes of the count of preemptions; whether there are any both ways.
     fn counts(&mut self) -> bool {
         let all = self.survey.counted().to_vec();
-        for Counted { address, len, add, wide, by_register } in all {
+        for Counted { address, len, add, wide, by_register, .. } in all {
             if by_register {
                 // The instruction that changes it by a register has 3 bytes.
                 self.unusable[1].push(address);

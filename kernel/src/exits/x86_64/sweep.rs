@@ -56,8 +56,11 @@ pub(crate) struct Counted {
     /// The count is a word of 64 bits (7.3).
     pub(crate) wide: bool,
     /// It changes the count in a way that nothing can take the place of: it puts the count's place into a
-    /// register, by which it is changed later, exchanges it with one, or adds or subtracts in another form.
+    /// register, by which it is changed later, or exchanges it with one.
     pub(crate) by_register: bool,
+    /// It adds or subtracts in a form that is not known. (In the kernel itself only the `add` of
+    /// `__local_bh_enable_ip` does, which keeps one.)
+    pub(crate) otherwise: bool,
 }
 
 /// A count of the CPU, as instructions name its place.
@@ -272,6 +275,7 @@ fn counted(instruction: &Instruction, count: CountPlace) -> Option<Counted> {
             add: None,
             wide: false,
             by_register: true,
+            otherwise: false,
         });
     }
     let place = match instruction.memory_base() {
@@ -296,9 +300,9 @@ fn counted(instruction: &Instruction, count: CountPlace) -> Option<Counted> {
         _ => None,
     };
     let wide = instruction.memory_size().size() == 8;
-    let by_register = add.is_none()
-        && matches!(instruction.mnemonic(), Mnemonic::Add | Mnemonic::Sub | Mnemonic::Xadd);
-    Some(Counted { address, len, add, wide, by_register })
+    let by_register = instruction.mnemonic() == Mnemonic::Xadd;
+    let adds = matches!(instruction.mnemonic(), Mnemonic::Add | Mnemonic::Sub);
+    Some(Counted { address, len, add, wide, by_register, otherwise: adds && add.is_none() })
 }
 
 /// Where code that stands elsewhere until the kernel copies it may go, at most so many

@@ -47,13 +47,13 @@ pub(in crate::preemptirq) fn find(text: &ModuleText, count: Option<CountPlace>) 
     for &address in &code.flags {
         add(address, flag(text, address).ok_or(NO_ROOM), true);
     }
-    for &Counted { address, len, add: added, wide, by_register } in &code.counted {
+    for &Counted { address, len, add: added, wide, by_register, otherwise } in &code.counted {
         let kind = match added.map(|add| SwitchKind::Count { add, wide }) {
             Some(kind @ SwitchKind::Count { add: 1.. | ..=-1, .. }) if kind.size() == len => {
                 Ok(kind)
             }
             // What sets it, or only the bit that asks for a reschedule.
-            None if !by_register => continue,
+            None if !by_register && !otherwise => continue,
             _ => Err(OTHERWISE),
         };
         add(address, kind, false);
