@@ -171,7 +171,7 @@ mod tests {
         let whole = text(&[&[CLI], &NOP, &NOP, &[0xc3]]);
         assert_eq!(places(&whole), (vec![(5, SwitchKind::Cli), sti], 0));
         // A breakpoint in place of the first byte of a nop, or of an instruction that is as long.
-        let labels = vec![BASE + 11];
+        let labels = [BASE + 11];
         for code in
             [[0xcc, 0x1f, 0x44, 0, 0], [0xcc, 0x90, 0x90, 0x90, 0x90], [0xcc, 0xfb, 0x0f, 0x1f, 0]]
         {

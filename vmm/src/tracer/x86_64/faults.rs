@@ -2,7 +2,8 @@
 //! name them (Intel SDM volume 3, 6.14.1).
 
 /// Bytes of a stub, and of a descriptor.
-pub(super) const STEP: u64 = 16;
+pub(super) const STEP: u64 = STUB as u64;
+const STUB: usize = 16;
 const VECTORS: usize = 32;
 const PRESENT_INTERRUPT_GATE: u64 = 0x8e;
 /// `__KERNEL_CS` (arch/x86/include/asm/segment.h).
@@ -10,7 +11,7 @@ const KERNEL_CODE: u64 = 0x10;
 
 /// The code of all stubs, each with this trap.
 pub(super) fn stubs(trap: &[u8]) -> Option<Vec<u8>> {
-    let mut stub = [0xcc; STEP as usize];
+    let mut stub = [0xcc; STUB];
     stub.get_mut(..trap.len())?.copy_from_slice(trap);
     Some(stub.repeat(VECTORS))
 }
