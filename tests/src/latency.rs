@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use serde_json::Value;
 use vmtrace::emulated::cache_dir;
+use vmtrace::initramfs::{LoadedModule, Modules};
 
 use crate::live::{LiveGuest, vmtrace};
 use crate::trace::{arch_of, syscall};
@@ -31,15 +32,17 @@ fn lines(output: &Output, event: &str) -> Vec<Value> {
 const MOUNTED: &str =
     "{ [ -e /sys/kernel/tracing/tracing_on ] || mount -t tracefs none /sys/kernel/tracing; }";
 
-/// Boots with two vCPUs, a file and what is to be run, and keeps the trace; what it said.
-fn recorded(kernel: &str, trace: &Path, kind: &str, file: &Path, run: &str) -> String {
+/// Boots with two vCPUs, files and what is to be run, and keeps the trace; what it said.
+fn recorded(kernel: &str, trace: &Path, kind: &str, files: &[PathBuf], run: &str) -> String {
     let image = cache_dir().unwrap().join("kernels").join(kernel).join("vmlinuz");
-    let (file, trace) = (file.to_str().unwrap(), trace.to_str().unwrap());
+    let trace = trace.to_str().unwrap();
     let args = ["--cpus", "2", "--timeout", "300", "--cmdline", "loglevel=4"];
     // A machine that is busy with others takes nothing for a while.
     let whole = ["--buffer", "256M", "--overflow", "block"];
-    let more = ["--latency", kind, "--add", file, "--run", run, "-o", trace];
-    let output = vmtrace("boot", &image, &[&args[..], &whole, &more].concat());
+    let more = ["--latency", kind, "--run", run, "-o", trace];
+    let add = files.iter().flat_map(|file| ["--add", file.to_str().unwrap()]);
+    let add: Vec<&str> = add.collect();
+    let output = vmtrace("boot", &image, &[&args[..], &whole, &more, &add].concat());
     let err = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(0), "{err}");
     err
@@ -119,7 +122,7 @@ pub fn noises_are_those_of_the_guests_own_tracer(kernel: &str) {
     );
     fs::write(&script, text).unwrap();
     let run = format!("{MOUNTED} && sh /own-osnoise");
-    let err = recorded(kernel, &trace, "osnoise", &script, &run);
+    let err = recorded(kernel, &trace, "osnoise", std::slice::from_ref(&script), &run);
     // own 000 6.835544943 13419658
     let own = |line: &str| {
         let mut words = line.split_once("own ")?.1.split_whitespace();
@@ -178,7 +181,7 @@ pub fn times_off_are_as_long_as_they_were(kernel: &str) {
     let trace = directory.path().join("off.vmt");
     let guest = crate::workload(arch_of(kernel).unwrap()).unwrap();
     let run = format!("/vmtrace-guest off {OFF}");
-    let err = recorded(kernel, &trace, "preemptirqsoff", &guest, &run);
+    let err = recorded(kernel, &trace, "preemptirqsoff", &[guest], &run);
     let number = |value: &Value| value.as_u64().unwrap();
     let told = |what: &str| -> Vec<u64> {
         let rest = |line: &str| Some(line.split_once(&format!("off {what} "))?.1.trim().parse());
@@ -210,6 +213,49 @@ pub fn times_off_are_as_long_as_they_were(kernel: &str) {
         longest.unwrap_or_else(|| panic!("{known} ns with interrupts off: {held}")).clone()
     });
     compared(&by_interrupts, &of_windows.collect::<Vec<_>>(), "interrupts off");
+}
+
+/// How often a module comes, and how many bridges it makes each time.
+const MODULES: usize = 3;
+const BRIDGES: usize = 5;
+
+/// Times with interrupts off in a module's own code, which switches them by instructions of its own: each
+/// time that it is loaded, its tables of addresses are changed with interrupts off. They are short.
+pub fn times_off_in_a_module_are_seen(kernel: &str) {
+    const LONGEST: u64 = 100_000_000;
+    let directory = tempfile::tempdir().unwrap();
+    let modules = cache_dir().unwrap().join("kernels").join(kernel).join("modules");
+    let modules = Modules::open(&modules).unwrap().resolve(&["bridge"]).unwrap();
+    let (mut files, mut load) = (Vec::new(), String::new());
+    for LoadedModule { name, content } in modules {
+        let file = directory.path().join(format!("{name}.ko"));
+        fs::write(&file, content).unwrap();
+        files.push(file);
+        if name != "bridge" {
+            load.push_str(&format!("insmod /{name}.ko; "));
+        }
+    }
+    let [rounds, bridges] = [MODULES, BRIDGES]
+        .map(|count| (0..count).map(|number| number.to_string()).collect::<Vec<_>>().join(" "));
+    let run = format!(
+        "{load}for i in {rounds}; do insmod /bridge.ko && for j in {bridges}; do brctl addbr br0 && \
+         brctl delbr br0 || exit 1; done && rmmod bridge || exit 1; done"
+    );
+    let trace = directory.path().join("module.vmt");
+    let err = recorded(kernel, &trace, "irqsoff", &files, &run);
+    // Not the shortest: they are more than a report lists.
+    let off = times(&trace, "irqsoff", "2us");
+    let own = |key: &str| -> Vec<&Value> {
+        let own = |it: &&Value| it[key].as_str().is_some_and(|name| name.ends_with(" [bridge]"));
+        off.iter().filter(own).collect()
+    };
+    let (begun, ended) = (own("started"), own("ended"));
+    eprintln!("{kernel}: {} times begin in the module, {} end there", begun.len(), ended.len());
+    // An interrupt may end one.
+    assert!(begun.len() >= MODULES * BRIDGES, "{begun:?}: {err}");
+    assert!(ended.len() * 10 >= begun.len() * 8, "{ended:?}: {err}");
+    let long = |it: &&&Value| it["duration_ns"].as_u64().unwrap() > LONGEST;
+    assert_eq!(begun.iter().chain(&ended).filter(long).count(), 0, "{begun:?} {ended:?}");
 }
 
 /// Two tasks that never sleep have half of a CPU each: the one is the other's noise.

@@ -628,6 +628,13 @@ fn times_off_are_as_long_as_they_were() {
 }
 
 #[test]
+fn times_off_in_a_module_are_seen() {
+    for kernel in ["x86_64-6.12", "x86_64-7"] {
+        unless_lost(|| latency::times_off_in_a_module_are_seen(kernel));
+    }
+}
+
+#[test]
 fn a_task_is_the_noise_of_another() {
     unless_lost(|| latency::a_task_is_the_noise_of_another("x86_64-6.12"));
 }

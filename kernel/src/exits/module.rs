@@ -41,6 +41,13 @@ pub struct ModulePiece {
     pub site: Option<(u32, u64)>,
 }
 
+impl ModulePiece {
+    /// Its bytes from an address on.
+    pub(crate) fn from(&self, address: u64) -> Option<&[u8]> {
+        self.bytes.get(usize::try_from(address.checked_sub(self.start)?).ok()?..)
+    }
+}
+
 /// The exits of a module's functions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModuleExits {

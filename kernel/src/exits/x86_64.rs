@@ -17,14 +17,16 @@ use super::{After, Exit, ExitKind, Exits, Missing, ReturnStats};
 mod beyond;
 mod marks;
 pub(in crate::exits) mod module;
+mod module_code;
 mod orc;
 mod pieces;
 mod sweep;
 mod tables;
 
+pub(crate) use module_code::ModuleCode;
 use orc::{Depth, Orc};
 use pieces::{Kind, Pieces};
-pub(crate) use sweep::Counted;
+pub(crate) use sweep::{CountPlace, Counted};
 use sweep::{Edge, How, Sweep};
 pub(crate) use tables::{Patches, Tables};
 
@@ -72,7 +74,7 @@ impl<'a> Survey<'a> {
     ///
     /// # Errors
     /// When the code or a table is not within the image, or the layout of a table is not known.
-    pub(crate) fn new(tables: &Tables<'a>, count: Option<u64>) -> Result<Self, KernelError> {
+    pub(crate) fn new(tables: &Tables<'a>, count: Option<CountPlace>) -> Result<Self, KernelError> {
         let kernel = tables.kernel;
         let (text, bytes) = text(kernel)?;
         let patches = tables.patches(&text)?;

@@ -6,7 +6,8 @@
 
 use std::fmt;
 
-use super::{Arch, Kernel, KernelError};
+use super::{Arch, Kernel, KernelError, ModuleText};
+use crate::exits::x86_64::CountPlace;
 
 mod riscv64;
 mod x86_64;
@@ -40,7 +41,9 @@ impl Switch {
         }
     }
 
-    fn is_of_interrupts(self) -> bool {
+    /// Whether it is of interrupts, or else of preemption.
+    #[must_use]
+    pub fn is_of_interrupts(self) -> bool {
         matches!(self, Self::IrqDisable | Self::IrqEnable)
     }
 }
@@ -52,7 +55,7 @@ impl fmt::Display for Switch {
 }
 
 /// An instruction that switches something.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SwitchSite {
     /// Link address of the instruction.
     pub address: u64,
@@ -61,7 +64,7 @@ pub struct SwitchSite {
 }
 
 /// What switches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SwitchKind {
     /// `cli`, and a nop of 5 bytes in the running kernel.
     Cli,
@@ -218,7 +221,54 @@ impl Switches {
     }
 }
 
+/// The same of a module that is loaded, by addresses as if it were linked with the kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModuleSwitches {
+    /// By address.
+    pub list: Vec<SwitchSite>,
+    /// Others, by address.
+    pub unusable: Vec<UnusableSwitch>,
+    /// Functions and parts of them with a breakpoint, or with what is no instruction, of which nothing is
+    /// told. A while later they may be as they should.
+    pub torn: usize,
+}
+
+/// An instruction of a module that switches something, and that nothing can take the place of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnusableSwitch {
+    /// Link address.
+    pub address: u64,
+    /// Whether it is of interrupts, or else of preemption.
+    pub is_of_interrupts: bool,
+    /// Why nothing can.
+    pub why: &'static str,
+}
+
 impl Kernel {
+    /// Where a module's code, which is that of `text`, switches interrupts and preemption off and on.
+    /// The count of preemptions is at `count` from the gs base, if that is known, in a kernel that was
+    /// moved so far from its link address (x86-64).
+    #[must_use]
+    pub fn module_switches(
+        &self,
+        text: &ModuleText,
+        count: Option<u64>,
+        slide: u64,
+    ) -> ModuleSwitches {
+        match self.arch() {
+            Arch::X86_64 => {
+                let near = |count: u64| count.wrapping_sub(slide);
+                let count = count.map(|count| CountPlace { near: near(count), plain: count });
+                x86_64::module::find(text, count)
+            }
+            Arch::Riscv64 => {
+                let counts = |switches: &Switches| switches.check(Switch::PreemptEnable).is_ok();
+                let counts = self.switches().is_ok_and(counts);
+                riscv64::module::find(text, riscv64::count(self).filter(|_| counts))
+            }
+        }
+    }
+
     /// The system that the kernel's own events for this belong to.
     pub const PREEMPTIRQ: &'static str = "preemptirq";
 

@@ -24,6 +24,8 @@ use crate::{Kernel, KernelError};
 
 use super::{Replaced, SwitchKind, SwitchSite, Switches, Told};
 
+pub(super) mod module;
+
 const TP: u8 = 4;
 /// `SR_SIE`
 const INTERRUPTS: i64 = 2;
@@ -234,10 +236,7 @@ impl<'a> Finder<'a> {
         for site in kernel.sites() {
             barred.insert_all(site.location..site.entry.saturating_add(8));
         }
-        let structs = kernel.structs().ok();
-        let within = |of, member| structs.and_then(|structs| structs.member_offset(of, member));
-        let first = within("task_struct", "thread_info") == Some(0);
-        let count = within("thread_info", "preempt_count").filter(|_| first);
+        let count = count(kernel);
         let room = landings(replacements);
         let (list, unusable) = (Vec::new(), Vec::new());
         Ok(Self { kernel, text, flow, count, barred, room, list, unusable })
@@ -447,6 +446,14 @@ impl<'a> Finder<'a> {
         let live = self.flow.live(self.text, leave);
         self.add(&live, leaves, (last, 4), Told::Leave(source(last)));
     }
+}
+
+/// Offset of the count of preemptions in a task, if it is known; not all kernels count there.
+pub(super) fn count(kernel: &Kernel) -> Option<u64> {
+    let structs = kernel.structs().ok()?;
+    let within = |of, member| structs.member_offset(of, member);
+    let first = within("task_struct", "thread_info") == Some(0);
+    within("thread_info", "preempt_count").filter(|_| first)
 }
 
 impl Value {

@@ -8,11 +8,13 @@
 
 use std::ops::Range;
 
-use crate::exits::x86_64::{Counted, Survey, Tables};
+use crate::exits::x86_64::{CountPlace, Counted, Survey, Tables};
 use crate::read::{i32_at, index};
 use crate::{Kernel, KernelError};
 
 use super::{SwitchKind, SwitchSite, Switches};
+
+pub(super) mod module;
 
 /// What the assembly calls for a system call (arch/x86/entry/entry_64.S, entry_64_compat.S).
 const CALLS: [&str; 4] =
@@ -30,7 +32,8 @@ pub(super) fn find(kernel: &Kernel) -> Result<Switches, KernelError> {
     }
     let tables = Tables { kernel };
     let count = count(kernel);
-    let survey = Survey::new(&tables, count)?;
+    let place = count.map(|count| CountPlace { near: count, plain: count });
+    let survey = Survey::new(&tables, place)?;
     let mut finder =
         Finder { kernel, survey, list: Vec::new(), unusable: [Vec::new(), Vec::new()] };
     let alternatives = finder.alternatives();
@@ -226,7 +229,7 @@ impl Finder<'_> {
     /// Changes of the count of preemptions; whether there are any both ways.
     fn counts(&mut self) -> bool {
         let all = self.survey.counted().to_vec();
-        for Counted { address, len, add, wide, by_register } in all {
+        for Counted { address, len, add, wide, by_register, .. } in all {
             if by_register {
                 // The instruction that changes it by a register has 3 bytes.
                 self.unusable[1].push(address);

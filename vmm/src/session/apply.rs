@@ -24,6 +24,8 @@ pub(super) struct Wanted {
     pub(super) exits: Vec<(usize, u16)>,
     pub(super) events: Vec<(Hooks, u16)>,
     pub(super) switches: Vec<(usize, u16)>,
+    /// Others of these, for which there is no stub.
+    pub(super) stubless: Vec<usize>,
 }
 
 /// Places of a plan with the programs that they are to call.
@@ -266,7 +268,7 @@ impl Controller {
             self.tracepoints_skipped(&skipped);
         }
         let switches_skipped = self.change_switches(ram, attachment, &wanted.switches)?;
-        self.switches_skipped(&switches_skipped);
+        self.switches_skipped(attachment, &switches_skipped, &wanted.stubless);
         let (leave, take) = if attachment.held() == 0 {
             (Vec::new(), Cow::Borrowed(&wanted.sites))
         } else {

@@ -390,20 +390,28 @@ impl Controller {
     /// Makes the sites that are ours those that should be.
     pub(super) fn retarget(&mut self, machine: &dyn Vm, kind: MarkKind, what: &str) -> Answer {
         let stage = std::mem::replace(&mut self.stage, Stage::Off);
-        let Stage::Attached { mut attachment, from: None } = stage else {
-            let is_over = matches!(stage, Stage::Off);
-            self.stage = stage;
-            return Ok(match is_over {
-                true => what.to_owned(),
-                // Not yet attached, or waiting for --from: it will be as it is to be then.
-                false => format!("{what}, from when tracing begins"),
-            });
-        };
         let ram = machine.ram();
+        // It will be as it is to be then.
+        let later = format!("{what}, from when tracing begins");
+        let mut attachment = match stage {
+            Stage::Attached { attachment, from: None } => attachment,
+            Stage::Attached { mut attachment, from } => {
+                // All vCPUs are paused when the awaited call comes.
+                self.look_for_module_switches(ram, &mut attachment, true);
+                self.stage = Stage::Attached { attachment, from };
+                return Ok(later);
+            }
+            stage => {
+                let is_over = matches!(stage, Stage::Off);
+                self.stage = stage;
+                return Ok(if is_over { what.to_owned() } else { later });
+            }
+        };
         if self.tracing.wants_exits() {
             self.find_module_exits(ram, &mut attachment, None);
             self.tell_unseen(&attachment);
         }
+        self.look_for_module_switches(ram, &mut attachment, true);
         let plan = self.planned_now(&attachment);
         // The guest still runs: what cannot be is found out before anything is touched.
         let paused = self.prepare(ram, &mut attachment, &plan).map_err(|error| error.to_string());

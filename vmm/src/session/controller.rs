@@ -13,6 +13,7 @@ use super::module_events::ModulePoints;
 use super::notes::Notes;
 use super::plan::Plan;
 use super::selftest::Testing;
+use super::switches::Unswitched;
 use super::trigger_commands::Numbers;
 use super::tripwires::{Purpose, Tripwires};
 use super::verdict::Verdict;
@@ -103,6 +104,7 @@ pub(super) struct Controller {
     pub(super) module_exits: Vec<(usize, Exit)>,
     /// Sites of functions of modules of which not all ends can be seen.
     pub(super) unseen: BTreeMap<Missing, BTreeSet<usize>>,
+    pub(super) unswitched: Unswitched,
     /// Tracers of which it was said that they miss something of modules, and what else was said of them.
     pub(super) told_of_modules: HashSet<String>,
     /// Names of modules that were loaded; `None` until modules are seen to come.
@@ -175,6 +177,7 @@ impl Controller {
             functions: FxHashMap::default(),
             module_exits: Vec::new(),
             unseen: BTreeMap::new(),
+            unswitched: Unswitched::default(),
             told_of_modules: HashSet::new(),
             came: None,
             notes: Notes::default(),

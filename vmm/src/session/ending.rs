@@ -87,6 +87,7 @@ impl Controller {
                 self.summary.notes.extend(history.note());
                 let unseen = self.unseen_of_modules();
                 self.summary.notes.extend(unseen);
+                self.summary.notes.extend(self.unswitched.notes());
                 self.summary.notes.extend(self.never_loaded());
                 relay.traced(history.finish());
                 let ending = relay.finish(self.summary.clone(), grace);

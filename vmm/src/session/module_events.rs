@@ -14,6 +14,18 @@ use std::sync::Arc;
 /// Places of modules in all: whoever loads others for ever must not fill our memory.
 const MOST_USES: usize = 1 << 20;
 
+/// What is said when events cannot be held in a module that has come, or not all of them: which of them
+/// are of instructions that switch something.
+fn untraced(switches: impl Iterator<Item = bool> + Clone) -> &'static str {
+    match (switches.clone().any(|is_one| is_one), { switches }.all(|is_one| is_one)) {
+        (true, true) => "where modules switch interrupts and preemption is not (all) recorded",
+        (true, false) => {
+            "events of modules, and where these switch interrupts and preemption, are not (all) recorded"
+        }
+        (false, _) => "events of modules are not (all) traced",
+    }
+}
+
 /// What is known of a module.
 #[derive(Debug, Default)]
 pub(super) struct ModulePoints {
@@ -35,22 +47,39 @@ impl Controller {
 
     /// A module is ready, whose `struct module` is at this run-time address: traces those of its
     /// events that are asked for, if tracing has `begun`, and others where it comes by them. How many
-    /// events of its own. All vCPUs are paused.
+    /// events of its own, and how many places that switch interrupts or preemption. All vCPUs are
+    /// paused.
     pub(super) fn module_events_ready(
         &mut self,
         machine: &dyn Vm,
         attachment: &mut Attachment,
         (address, name): (u64, &Arc<str>),
         begun: bool,
-    ) -> usize {
+    ) -> (usize, usize) {
         self.module_events_gone(machine, attachment, address, begun);
         self.forget_module_events(address);
-        if !attachment.watches_tracepoints() {
-            return 0;
-        }
         let ram = machine.ram();
-        if !self.learn_module(ram, attachment, (address, name)) {
-            return 0;
+        let before = attachment.held_switches();
+        let switches = self.look_for_module_switches(ram, attachment, false) > 0;
+        let (count, uses) = self.add_events_of_module(ram, attachment, (address, name));
+        if (count > 0 || uses || switches) && begun && !self.held_back {
+            self.hold_events(ram, attachment);
+        }
+        (count, attachment.held_switches().saturating_sub(before))
+    }
+
+    /// Adds those of its events that are asked for to those that are traced: how many, and whether it
+    /// comes by any that is traced.
+    fn add_events_of_module(
+        &mut self,
+        ram: &dyn Guest,
+        attachment: &Attachment,
+        (address, name): (u64, &Arc<str>),
+    ) -> (usize, bool) {
+        let is_known =
+            attachment.watches_tracepoints() && self.learn_module(ram, attachment, (address, name));
+        if !is_known {
+            return (0, false);
         }
         let (found, notes) = self.events_of_module(ram, attachment.image(), address, None);
         notes.into_iter().for_each(|note| self.note_once(note));
@@ -61,10 +90,7 @@ impl Controller {
             let mut hooks = self.tracing.events.iter().filter_map(TracedEvent::hooks);
             hooks.any(|hooks| hooks.is_used_in(&module.uses))
         });
-        if (count > 0 || uses) && begun && !self.held_back {
-            self.hold_events(ram, attachment);
-        }
-        count
+        (count, uses)
     }
 
     /// A module is about to go, or gone: no event of it is traced, and no code of it changed, any
@@ -192,7 +218,8 @@ impl Controller {
         self.module_points.values().map(|module| module.uses.len() + 16).sum()
     }
 
-    /// Lets the tracepoints of the events that are traced call their programs, and no others.
+    /// Lets the tracepoints of the events that are traced, and what switches interrupts and preemption,
+    /// call their programs, and no others.
     fn hold_events(&mut self, ram: &dyn Guest, attachment: &mut Attachment) {
         self.plan = None;
         let events = self.tracing.events.clone();
@@ -200,10 +227,36 @@ impl Controller {
         let context = self.tracing.context;
         let only = Tracing { events, events_if, context, ..Tracing::of(Vec::new(), overflow) };
         let wanted = self.prepare(ram, attachment, &Plan::of(&only, &[]));
-        let skipped = wanted.and_then(|wanted| attachment.hold_tracepoints(ram, wanted.events));
+        let skipped = wanted.and_then(|wanted| {
+            let switches = self.change_switches(ram, attachment, &wanted.switches);
+            Ok((attachment.hold_tracepoints(ram, wanted.events)?, switches?, wanted.stubless))
+        });
         match skipped {
-            Ok(skipped) => self.tracepoints_skipped(&skipped),
-            Err(error) => self.note_once(format!("events of modules are not traced: {error}")),
+            Ok((skipped, switches, stubless)) => {
+                self.tracepoints_skipped(&skipped);
+                self.switches_skipped(attachment, &switches, &stubless);
+            }
+            Err(error) => {
+                let events = self.tracing.events.iter();
+                let text = untraced(events.map(|event| event.switch().is_some()));
+                self.note_once(format!("{text}: {error}"));
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Who measures times off looks for them, not for events of modules.
+    #[test]
+    fn what_is_not_traced_is_named() {
+        let text = |switches: &[bool]| untraced(switches.iter().copied());
+        assert!(text(&[true, true]).starts_with("where modules switch"));
+        assert!(text(&[false]).starts_with("events of modules are"));
+        assert!(text(&[]).starts_with("events of modules are"));
+        let both = text(&[false, true]);
+        assert!(both.contains("events of modules, and where these switch"), "{both}");
     }
 }

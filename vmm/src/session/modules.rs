@@ -83,6 +83,11 @@ impl Controller {
             tracer.names_modules() || can_mean_modules(&tracer.globs.filter)
         };
         let waits = self.tracing.triggers.iter().any(Trigger::names_modules);
+        if self.tracing.events.iter().any(|event| event.switch().is_some()) {
+            self.note(format!(
+                "where modules switch interrupts and preemption is not recorded: {why}"
+            ));
+        }
         if waits || self.tracing.present().any(meant) {
             self.note(format!("functions of modules are not traced: {why}"));
         }
@@ -262,12 +267,16 @@ impl Controller {
         } else {
             self.take(machine, attachment, &own, &name)
         };
-        let events = self.module_events_ready(machine, attachment, (address, &name), begun);
+        let (events, switches) =
+            self.module_events_ready(machine, attachment, (address, &name), begun);
         let taken = taken.map_err(|error| format!("module {name} is not traced: {error}"))?;
         let all = module.functions.len();
         let mut text = format!("module {name} loaded: {taken} of {all} functions");
         if events > 0 {
             text.push_str(&format!(", {events} events"));
+        }
+        if switches > 0 {
+            text.push_str(&format!(", {switches} switches of interrupts and preemption"));
         }
         Ok(Some((text, taken)))
     }

@@ -15,6 +15,7 @@ use super::module_calls::ModuleMoment;
 use super::modules::Fresh;
 use super::spot::Spot;
 use super::stops::{Moment, ProgramStop, Stops};
+use super::switch_places::AllSwitches;
 use super::tracepoints::guest::{Jump, Own, PointReason};
 use super::view::View;
 use crate::kernel::preemptirq::{Switch, SwitchSite};
@@ -343,15 +344,16 @@ pub(super) trait GuestCode: Send {
     ) -> Result<ExitEdit, SkipReason>;
 
     /// Makes the stubs that lead from instructions that switch interrupts or preemption (indices) to
-    /// the programs beside them, where there are none yet; what the records of each say.
+    /// the programs beside them, where there are none yet; what the records of each say, `None` for one
+    /// that has no stub: there is no room for one of a module.
     ///
     /// # Errors
-    /// When there is no place for them; nothing has changed then.
+    /// When there is no place for those of the kernel; no instruction has changed then.
     fn switch_stubs(
         &mut self,
         guest: &dyn Guest,
         image: &Image,
-        kernel: &Kernel,
+        all: (&Kernel, AllSwitches<'_>),
         wanted: &[(usize, u16)],
     ) -> Result<Vec<Option<u32>>, TraceError>;
 
@@ -383,9 +385,14 @@ pub(super) trait GuestCode: Send {
         &self,
         view: &View<'_>,
         image: &Image,
-        site: (usize, &SwitchSite),
+        site: (usize, &SwitchSite, &Spot),
         program: u16,
-    ) -> Result<Edit, SkipReason>;
+    ) -> Result<ExitEdit, SkipReason>;
+
+    /// Offset of the count of preemptions from the gs base, where there is such and it is known.
+    fn preempt_count(&self) -> Option<u64> {
+        None
+    }
 
     /// Lets the guest stop, by `trap`, before it waits for the lock under which it changes its
     /// tracepoints, and before it gives that back. Nothing has been written to its code yet.

@@ -1,6 +1,6 @@
 //! Changes of a few bytes of guest memory: verify, write, read back, restore.
 
-use super::guest::GuestError;
+use super::guest::{Guest, GuestError};
 use super::image::Image;
 use super::view::{View, word};
 
@@ -88,6 +88,34 @@ impl Edit {
     /// The same of the running kernel, where its address is a link address.
     pub(super) fn at(&self, image: &Image) -> Self {
         Self { physical: image.physical_of(self.physical), ..*self }
+    }
+
+    /// Guest-physical address of what it changes.
+    pub(super) fn address(&self) -> u64 {
+        self.physical
+    }
+
+    /// Puts what was there into `bytes`, which were read from a guest-physical address on, as far as it is
+    /// in there, and if all of it is still ours.
+    pub(super) fn lay_original(
+        &self,
+        guest: &dyn Guest,
+        from: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), GuestError> {
+        let len = usize::from(self.len).min(8);
+        let mut found = [0; 8];
+        guest.read(self.physical, &mut found[..len])?;
+        if u64::from_le_bytes(found) != self.ours {
+            return Ok(());
+        }
+        for (address, byte) in (self.physical..).zip(&self.original.to_le_bytes()[..len]) {
+            let at = address.checked_sub(from).and_then(|at| usize::try_from(at).ok());
+            if let Some(place) = at.and_then(|at| bytes.get_mut(at)) {
+                *place = *byte;
+            }
+        }
+        Ok(())
     }
 
     /// Whether what is there is what was.

@@ -106,6 +106,12 @@ impl HeldExits {
         self.held.iter().map(|held| held.program).chain(self.left.iter().copied())
     }
 
+    /// What was written for those (indices) that are `wanted`.
+    pub(super) fn edits_of(&self, wanted: impl Fn(usize) -> bool) -> impl Iterator<Item = &Edit> {
+        let held = self.held.iter().filter(move |held| wanted(held.exit));
+        held.flat_map(|held| held.edit.parts())
+    }
+
     /// Lets exits go through the programs beside them, by what `edit` (of an index and a program)
     /// says. All vCPUs are paused. Returns what was skipped.
     ///

@@ -37,12 +37,14 @@ mod sets;
 mod sharing;
 mod spot;
 mod stops;
+mod switch_places;
 mod switches;
 mod tasks;
 mod touched;
 mod trace;
 mod tracepoints;
 mod tripwire;
+mod unpatched;
 mod view;
 mod x86_64;
 
@@ -57,8 +59,8 @@ pub use guest::{Guest, GuestError, WalkError};
 pub use image::Image;
 pub use module_calls::ModuleMoment;
 pub use modules::{
-    Ends, ExitsError, Fresh, Loaded, Module, ModuleCoverage, ModuleError, ModuleFunction,
-    ModuleSymbol, Unseen,
+    Ends, ExitsError, FoundSwitches, Fresh, Loaded, Module, ModuleCoverage, ModuleError,
+    ModuleFunction, ModuleSymbol, Unseen,
 };
 pub use paging::PageTables;
 pub use patch::Skip;

@@ -102,8 +102,9 @@ impl Attachment {
         kernel: &Kernel,
         fresh: Option<Fresh<'_>>,
     ) -> Result<Vec<ModuleCoverage>, TraceError> {
+        let unpatched = self.modules_unpatched(guest);
         let Some(traps) = &self.module_traps else { return Ok(Vec::new()) };
-        let found = self.modules.find_exits(guest, &self.image, kernel, &traps.offsets, fresh);
+        let found = self.modules.find_exits(&unpatched, &self.image, kernel, &traps.offsets, fresh);
         let mut all = Vec::with_capacity(found.len());
         let view = View::ram(guest, [self.near; 2]);
         for (coverage, rewrites) in found {
@@ -160,6 +161,7 @@ impl Attachment {
         range: Option<Range<u64>>,
     ) -> Result<(Vec<usize>, Restored), TraceError> {
         let exits = self.leave_exits(guest, address, range.as_ref());
+        let switches = self.leave_switches(guest, address, range.as_ref());
         let sites = match range {
             Some(range) => {
                 let sites = self.modules.within(&self.image, address, range);
@@ -173,7 +175,7 @@ impl Attachment {
             self.keep_from_taking(site);
         }
         self.patcher.unflag(&sites);
-        exits?;
+        exits.and(switches)?;
         Ok((sites, restored?))
     }
 

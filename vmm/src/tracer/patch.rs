@@ -150,6 +150,12 @@ impl Patcher {
         self.held.iter().filter_map(|held| held.program).chain(self.left.iter().copied())
     }
 
+    /// What was written for the sites (indices) that are `wanted`.
+    pub(super) fn edits_of(&self, wanted: impl Fn(usize) -> bool) -> impl Iterator<Item = &Edit> {
+        let held = self.held.iter().filter(move |held| wanted(held.site));
+        held.flat_map(|held| held.own(&self.edits))
+    }
+
     /// Lets sites (indices into `kernel.sites()`) do what the hook beside each says. All
     /// vCPUs are paused. Returns what was skipped.
     ///

@@ -34,8 +34,20 @@ impl Spot {
     /// Of an exit of the kernel itself.
     #[inline]
     pub(super) fn exit(image: &Image, exit: &Exit) -> Self {
-        let (location, section) = (exit.address, SiteSection::Text);
-        Self::kernel(image, Site { location, entry: location, section })
+        Self::own(image, exit.address)
+    }
+
+    /// Of another place of the kernel itself, by its link address.
+    #[inline]
+    pub(super) fn own(image: &Image, address: u64) -> Self {
+        Self::place(address, (image.physical_of(address), None))
+    }
+
+    /// Of a place at a link address, and at these guest-physical ones.
+    #[inline]
+    pub(super) fn place(address: u64, (physical, beyond): (u64, Option<u64>)) -> Self {
+        let site = Site { location: address, entry: address, section: SiteSection::Text };
+        Self { site, physical, beyond }
     }
 
     /// Where bytes of it are, counted from its beginning on: guest-physical addresses, and which of
@@ -95,10 +107,24 @@ impl Spot {
         start: usize,
     ) -> Result<[u8; N], GuestError> {
         let mut found = [0; N];
-        for (physical, place) in self.pieces(&(start..start + N)) {
-            view.read(physical, found.get_mut(place).unwrap_or_default())?;
-        }
+        self.read(view, start, &mut found)?;
         Ok(found)
+    }
+
+    /// Reads so many of its bytes, counted from its beginning on.
+    pub(super) fn read(
+        &self,
+        view: &View<'_>,
+        start: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), GuestError> {
+        for (physical, place) in self.pieces(&(start..start + bytes.len())) {
+            let bytes = bytes.get_mut(place).unwrap_or_default();
+            if !bytes.is_empty() {
+                view.read(physical, bytes)?;
+            }
+        }
+        Ok(())
     }
 
     /// Writes bytes of it, counted from its beginning on.
@@ -125,14 +151,27 @@ impl Spot {
         if self.beyond.is_none() {
             return Edit::of_words(self.physical, original, ours, len).map(Into::into);
         }
-        self.exchange_pieces(&original.to_le_bytes(), &ours.to_le_bytes(), len)
+        let (original, ours) = (original.to_le_bytes(), ours.to_le_bytes());
+        let len = usize::from(len);
+        self.exchange_bytes(0, original.get(..len)?, ours.get(..len)?)
     }
 
-    #[cold]
-    fn exchange_pieces(&self, original: &[u8], ours: &[u8], len: u8) -> Option<ExitEdit> {
-        let [(first, here), (next, there)] = self.pieces(&(0..usize::from(len)));
+    /// What puts bytes of ours in the place of as many of its own, up to eight, counted from its
+    /// beginning on; `None` when that cannot be.
+    pub(super) fn exchange_bytes(
+        &self,
+        start: usize,
+        original: &[u8],
+        ours: &[u8],
+    ) -> Option<ExitEdit> {
+        let [(first, here), (next, there)] = self.pieces(&(start..start + ours.len()));
         let part = |physical, place: Range<usize>| {
             Edit::new(physical, original.get(place.clone())?, ours.get(place)?)
+        };
+        // All of it may be on the second page.
+        let (first, here, there) = match here.is_empty() {
+            true => (next, there, 0..0),
+            false => (first, here, there),
         };
         let beyond = match there.is_empty() {
             true => None,

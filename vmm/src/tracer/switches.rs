@@ -7,33 +7,90 @@
 use super::edit::{Restored, SkipReason};
 use super::error::TraceError;
 use super::guest::Guest;
+use super::modules::FoundSwitches;
 use super::sets::Among;
+use super::switch_places::{AllSwitches, of};
 use super::trace::Attachment;
 use super::view::View;
 use crate::kernel::Kernel;
-use crate::kernel::preemptirq::Switches;
+use crate::kernel::preemptirq::SwitchSite;
+use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
-
-pub(super) fn of(kernel: &Kernel) -> Result<&Switches, TraceError> {
-    kernel.switches().map_err(|error| TraceError::Kernel(error.to_string()))
-}
+use std::ops::Range;
+use std::sync::Arc;
 
 impl Attachment {
-    /// Makes the stubs that lead from instructions (indices into [`Switches::all`]) to the programs
-    /// beside them, where there are none yet; what the records of each have in place of a site.
+    /// Looks for such instructions in modules that are loaded, in which nobody has done so yet, or
+    /// (`again`) in which not all was seen; what was found in each. No module comes or goes meanwhile.
     ///
     /// # Errors
-    /// When there is no place for them; no instruction has changed then.
+    /// When those of the kernel are not known.
+    pub fn find_module_switches(
+        &mut self,
+        guest: &dyn Guest,
+        kernel: &Kernel,
+        again: bool,
+    ) -> Result<Vec<FoundSwitches>, TraceError> {
+        let unpatched = self.modules_unpatched(guest);
+        let Some(traps) = &self.module_traps else { return Ok(Vec::new()) };
+        let kernel = (kernel, of(kernel)?.all().len());
+        let (image, offsets, count) = (&self.image, &traps.offsets, self.code.preempt_count());
+        Ok(self.modules.find_switches(&unpatched, image, kernel, (offsets, count), again))
+    }
+
+    /// Those of modules that are loaded, as far as somebody has looked for them, with their indices:
+    /// numbers behind those of the kernel's.
+    pub fn module_switches(&self) -> impl Iterator<Item = (usize, &SwitchSite)> {
+        self.modules.switches()
+    }
+
+    /// One of these, by its index.
+    #[must_use]
+    pub fn module_switch(&self, index: usize) -> Option<&SwitchSite> {
+        self.modules.switch(index).map(|(site, _)| site)
+    }
+
+    /// The modules that have them, by their indices.
+    #[must_use]
+    pub fn modules_of_switches(&self) -> FxHashMap<usize, &Arc<str>> {
+        self.modules.modules_of_switches()
+    }
+
+    /// Gives those of a module back, or those in a part of its memory, and forgets them.
+    pub(super) fn leave_switches(
+        &mut self,
+        guest: &dyn Guest,
+        address: u64,
+        range: Option<&Range<u64>>,
+    ) -> Result<(), TraceError> {
+        let switches = self.modules.switches_of(&self.image, address, range);
+        if switches.is_empty() {
+            return Ok(());
+        }
+        // What is not ours any more is the guest's, and goes with it.
+        let restored = self.disable_switches(guest, &switches);
+        self.modules.forget_switches(address, &switches);
+        restored.map(|_| ())
+    }
+
+    /// Makes the stubs that lead from instructions (indices into
+    /// [`Switches::all`](crate::kernel::preemptirq::Switches::all), or numbers of those of modules) to
+    /// the programs beside them, where there are none yet; what the records of each have in place of a
+    /// site, `None` for one that has no stub: there is no room for one of a module.
+    ///
+    /// # Errors
+    /// When there is no place for those of the kernel; no instruction has changed then.
     pub fn switch_stubs(
         &mut self,
         guest: &dyn Guest,
         kernel: &Kernel,
         wanted: &[(usize, u16)],
     ) -> Result<Vec<Option<u32>>, TraceError> {
-        self.code.switch_stubs(guest, &self.image, kernel, wanted)
+        let all = AllSwitches { kernel: of(kernel)?, modules: &self.modules };
+        self.code.switch_stubs(guest, &self.image, (kernel, all), wanted)
     }
 
-    /// Those (indices into [`Switches::all`]) that are ours, with the program of each.
+    /// Those (indices) that are ours, with the program of each.
     pub fn switches(&self) -> impl Iterator<Item = (usize, u16)> + Clone {
         self.switches.with_programs()
     }
@@ -59,16 +116,16 @@ impl Attachment {
         if !self.is_settled() && !wanted.is_empty() {
             return Err(TraceError::Code("its alternatives are not patched yet"));
         }
-        let all = of(kernel)?;
+        let all = AllSwitches { kernel: of(kernel)?, modules: &self.modules };
         let told =
-            |&(index, program): &(usize, u16)| Some((all.all().get(index)?.kind.switch(), program));
+            |&(index, program): &(usize, u16)| Some((all.get(index)?.kind.switch(), program));
         for (switch, program) in wanted.iter().filter_map(told).collect::<BTreeSet<_>>() {
             self.code.lead_switches(guest, switch, program)?;
         }
         let view = View::with_annex(guest, self.near, &*self.memory);
         let edit = |index: usize, program| {
-            let site = all.all().get(index)?;
-            Some(self.code.switch(&view, &self.image, (index, site), program).map(Into::into))
+            let (site, spot) = all.place(&self.image, index)?;
+            Some(self.code.switch(&view, &self.image, (index, site, &spot), program))
         };
         Ok(self.switches.hold(&view, wanted, edit)?)
     }

@@ -74,7 +74,8 @@ pub struct Attachment {
     pub(super) modules: Modules,
     programs: Programs,
     pub(super) exits: HeldExits,
-    /// By index into [`Switches::all`](crate::kernel::preemptirq::Switches::all).
+    /// By index into [`Switches::all`](crate::kernel::preemptirq::Switches::all), or by the numbers
+    /// of those of modules.
     pub(super) switches: HeldExits,
     /// What lets a vCPU stop in a program.
     pub(super) trap: &'static [u8],

@@ -389,7 +389,7 @@ impl Fake {
     }
 
     pub(crate) fn image(&self) -> Image {
-        self.locate(0).unwrap()
+        self.locate(self.slide()).unwrap()
     }
 
     /// The symbol by which the kernel is found, and its page tables.

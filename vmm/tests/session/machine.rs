@@ -273,6 +273,12 @@ impl FakeVm {
         state.registers.iter_mut().for_each(|registers| registers.rdi = module.books);
     }
 
+    /// Writes to RAM at a virtual address.
+    pub(crate) fn put(&self, address: u64, bytes: &[u8]) {
+        let physical = self.image.tables.translate(&self.fake, address).unwrap();
+        self.fake.write(physical, bytes).unwrap();
+    }
+
     /// The site of the module's function `plain`.
     pub(crate) fn plain(&self) -> Vec<u8> {
         self.bytes(CODE + OF_MODULE[0], 5)

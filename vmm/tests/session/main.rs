@@ -10,6 +10,7 @@ mod fake_guest;
 mod machine;
 mod orders;
 mod random;
+mod switches;
 mod tripwires;
 
 use fake_guest::Fake;

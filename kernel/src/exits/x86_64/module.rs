@@ -6,14 +6,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::exits::module::{ModuleExits, ModuleText};
+use crate::exits::module::{ModuleExits, ModulePiece, ModuleText};
 use crate::exits::{After, Coverage, Exit, ExitKind, Missing};
 use crate::read::index;
 use crate::sites::SiteSection;
 use crate::{Kernel, KernelError};
 
 use super::marks::Marks;
-use super::sweep::{Edge, How, Sweep};
+use super::module_code::{ModuleCode, PieceCode};
+use super::sweep::{Edge, How};
 
 /// Bytes of a return, and of a jump that can be used.
 const LEN: u8 = 5;
@@ -98,38 +99,17 @@ fn is_cold(name: &str) -> bool {
 
 impl<'a> Finder<'a> {
     fn new(text: &'a ModuleText) -> Self {
-        let mut edges = Vec::new();
-        let mut pieces: Vec<Piece> = Vec::with_capacity(text.pieces.len());
-        for (number, piece) in text.pieces.iter().enumerate() {
-            let next = text.pieces.get(number + 1).map_or(u64::MAX, |next| next.start);
-            let len = u64::try_from(piece.bytes.len()).unwrap_or(0);
-            let range = piece.start..piece.start.saturating_add(len).min(next);
-            let mut sweep = Sweep::new(&range, &piece.bytes, None);
-            let location = piece.site.map(|(_, location)| location);
-            let number = u32::try_from(number).unwrap_or(u32::MAX);
-            let swept = sweep.piece(number, &range, location);
-            edges.append(&mut sweep.edges);
-            pieces.push(Piece {
-                end: range.end,
-                cold: is_cold(&piece.name),
-                parent: None,
-                shared: false,
-                missing: swept.missing,
-                targets: sweep.targets,
-            });
-        }
+        let ModuleCode { pieces, edges, .. } = ModuleCode::new(text, None);
+        let piece = |(code, piece): (PieceCode, &ModulePiece)| Piece {
+            end: code.range.end,
+            cold: is_cold(&piece.name),
+            parent: None,
+            shared: false,
+            missing: code.missing,
+            targets: code.targets,
+        };
+        let pieces = pieces.into_iter().zip(&text.pieces).map(piece).collect();
         let mut finder = Self { text, pieces, edges, list: Vec::new(), missing: BTreeMap::new() };
-        for &(from, target) in &text.ways {
-            if let Some(piece) = finder.at(from).and_then(|piece| u32::try_from(piece).ok()) {
-                finder.edges.push(Edge { from, target, piece, len: 0, how: How::Table });
-            }
-        }
-        for i in 0..finder.edges.len() {
-            let target = finder.edges.get(i).map_or(0, |edge| edge.target);
-            if let Some(piece) = finder.at(target).and_then(|at| finder.pieces.get_mut(at)) {
-                piece.targets.set(target);
-            }
-        }
         finder.join();
         finder
     }
@@ -327,7 +307,6 @@ impl<'a> Finder<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exits::module::ModulePiece;
 
     const BASE: u64 = 0xffff_ffff_c000_0000;
     const COLD: u64 = BASE + 0x100;

@@ -58,6 +58,19 @@ pub(crate) struct Counted {
     /// It changes the count in a way that nothing can take the place of: it puts the count's place into a
     /// register, by which it is changed later, or exchanges it with one.
     pub(crate) by_register: bool,
+    /// It adds or subtracts in a form that is not known. (In the kernel itself only the `add` of
+    /// `__local_bh_enable_ip` does, which keeps one.)
+    pub(crate) otherwise: bool,
+}
+
+/// A count of the CPU, as instructions name its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CountPlace {
+    /// Offset from the gs base, as what lies that far from an instruction.
+    pub(crate) near: u64,
+    /// The same as a number in an instruction, which differs where code is not at the address by
+    /// which it is decoded.
+    pub(crate) plain: u64,
 }
 
 /// What became of a piece of code.
@@ -66,6 +79,8 @@ pub(super) struct Swept {
     /// Where the code that belongs to it ends.
     pub(super) end: u64,
     pub(super) missing: Option<Missing>,
+    /// Code goes on to a breakpoint: what is behind that may be the rest of another instruction.
+    pub(super) stops: bool,
 }
 
 /// A hundred times what the largest kernels have; damage must not fill memory.
@@ -85,10 +100,12 @@ pub(super) struct Sweep<'a> {
     pub(super) callers: Vec<u32>,
     /// Code after an instruction that does not go on to the next, by piece.
     pub(super) blocks: Vec<Block>,
-    /// Offset from the gs base of a count of the CPU.
-    pub(super) count: Option<u64>,
+    /// A count of the CPU.
+    pub(super) count: Option<CountPlace>,
     /// Where it is written.
     pub(super) counted: Vec<Counted>,
+    /// `cli` and `sti`.
+    pub(super) flags: Vec<u64>,
 }
 
 impl<'a> Sweep<'a> {
@@ -105,13 +122,15 @@ impl<'a> Sweep<'a> {
             blocks: Vec::new(),
             count: None,
             counted: Vec::new(),
+            flags: Vec::new(),
         }
     }
 
     /// Decodes a piece of code. `site` is where it may call `__fentry__`: a call elsewhere begins
     /// another function, a weak one that was overridden and lost its symbol.
     pub(super) fn piece(&mut self, number: u32, piece: &Range<u64>, site: Option<u64>) -> Swept {
-        let broken = |end| Swept { end, missing: Some(Missing::Undecoded) };
+        let broken = |end| Swept { end, missing: Some(Missing::Undecoded), stops: true };
+        let mut stops = false;
         let mut instruction = Instruction::default();
         // Where the last instruction ended, if it does not go on to the next.
         let mut ended: Option<u64> = None;
@@ -136,6 +155,7 @@ impl<'a> Sweep<'a> {
             if code == Code::INVALID || next > piece.end || next <= at || full {
                 return broken(at);
             }
+            stops |= code == Code::Int3 && ended.is_none();
             if let Some(from) = ended
                 && !matches!(instruction.mnemonic(), Mnemonic::Nop | Mnemonic::Int3)
             {
@@ -150,7 +170,7 @@ impl<'a> Sweep<'a> {
                 let how = match code {
                     Code::Call_rel32_64 if Some(target) == self.fentry && Some(at) != site => {
                         let endbr = if before == Code::Endbr64 { 4 } else { 0 };
-                        return Swept { end: at - endbr, missing: None };
+                        return Swept { end: at - endbr, missing: None, stops };
                     }
                     Code::Call_rel32_64 => {
                         if Some(at) != site {
@@ -179,6 +199,9 @@ impl<'a> Sweep<'a> {
                         ended = Some(next);
                     }
                     Mnemonic::Call => self.calls(number),
+                    Mnemonic::Cli | Mnemonic::Sti if self.flags.len() < MOST_EDGES => {
+                        self.flags.push(at);
+                    }
                     Mnemonic::Ret => {
                         self.edge(&instruction, number, 0, How::Return);
                         ended = Some(next);
@@ -199,7 +222,7 @@ impl<'a> Sweep<'a> {
             before = code;
             at = next;
         }
-        Swept { end: piece.end, missing: None }
+        Swept { end: piece.end, missing: None, stops }
     }
 
     fn calls(&mut self, piece: u32) {
@@ -240,26 +263,29 @@ impl<'a> Sweep<'a> {
     }
 }
 
-/// What an instruction does to the word at `count` from the gs base, if it writes there or makes
-/// others do so.
-fn counted(instruction: &Instruction, count: u64) -> Option<Counted> {
+/// What an instruction does to the word of the count, if it writes there or makes others do so.
+fn counted(instruction: &Instruction, count: CountPlace) -> Option<Counted> {
     let (address, len) = (instruction.ip(), u8::try_from(instruction.len()).ok()?);
     if instruction.code() == Code::Mov_rm64_imm32 {
         let taken = instruction.op0_kind() == OpKind::Register
-            && instruction.immediate32to64().cast_unsigned() == count;
+            && instruction.immediate32to64().cast_unsigned() == count.plain;
         return taken.then_some(Counted {
             address,
             len,
             add: None,
             wide: false,
             by_register: true,
+            otherwise: false,
         });
     }
-    let fixed = matches!(instruction.memory_base(), Register::None | Register::RIP)
-        && instruction.memory_index() == Register::None;
+    let place = match instruction.memory_base() {
+        Register::RIP => count.near,
+        Register::None => count.plain,
+        _ => return None,
+    };
     if instruction.op0_kind() != OpKind::Memory
-        || !fixed
-        || instruction.memory_displacement64() != count
+        || instruction.memory_index() != Register::None
+        || instruction.memory_displacement64() != place
     {
         return None;
     }
@@ -268,12 +294,15 @@ fn counted(instruction: &Instruction, count: u64) -> Option<Counted> {
         Code::Dec_rm32 | Code::Dec_rm64 => Some(-1),
         Code::Add_rm32_imm32 => Some(instruction.immediate32().cast_signed()),
         Code::Add_rm64_imm32 => i32::try_from(instruction.immediate32to64()).ok(),
+        Code::Add_rm32_imm8 => Some(instruction.immediate8to32()),
+        Code::Add_rm64_imm8 => i32::try_from(instruction.immediate8to64()).ok(),
         _ if matches!(instruction.mnemonic(), Mnemonic::Cmp | Mnemonic::Test) => return None,
         _ => None,
     };
     let wide = instruction.memory_size().size() == 8;
     let by_register = instruction.mnemonic() == Mnemonic::Xadd;
-    Some(Counted { address, len, add, wide, by_register })
+    let adds = matches!(instruction.mnemonic(), Mnemonic::Add | Mnemonic::Sub);
+    Some(Counted { address, len, add, wide, by_register, otherwise: adds && add.is_none() })
 }
 
 /// Where code that stands elsewhere until the kernel copies it may go, at most so many

@@ -5,8 +5,8 @@ use super::numbered::Numbering;
 use super::pages::place;
 use super::read::Offsets;
 use super::table::{Loaded, Modules};
-use super::text::{self, ExitsError, Function};
-use crate::kernel::{Arch, Exit, ExitKind, Kernel, Missing, ModuleRewrite, Site, SiteSection};
+use super::text::{self, ExitsError};
+use crate::kernel::{Arch, Exit, ExitKind, Kernel, Missing, ModuleRewrite};
 use crate::tracer::guest::Guest;
 use crate::tracer::image::Image;
 use crate::tracer::spot::Spot;
@@ -90,7 +90,7 @@ impl Modules {
         }
         let mut unplaced = loaded.unplaced.clone();
         for &number in loaded.exits.iter().flatten() {
-            let Some(Numbering { exit, .. }) = self.exits.get(number) else { continue };
+            let Some(Numbering { what: exit, .. }) = self.exits.get(number) else { continue };
             let site = exit.site as usize;
             if !usable(number) {
                 unplaced.push(site);
@@ -113,15 +113,13 @@ impl Modules {
     /// An exit by its number, and where it is, if it is there.
     pub(in crate::tracer) fn exit(&self, number: usize) -> Option<(&Exit, Spot)> {
         let found = self.exits.get(number)?;
-        let (address, exit) = (found.exit.address, &found.exit);
-        let site = Site { location: address, entry: address, section: SiteSection::Text };
-        Some((exit, Spot { site, physical: found.physical, beyond: found.beyond }))
+        let exit = &found.what;
+        Some((exit, Spot::place(exit.address, (found.physical, found.beyond))))
     }
 
     /// Exits that are there, with their numbers.
     pub(in crate::tracer) fn exits(&self) -> impl Iterator<Item = (usize, &Exit)> {
-        let all = (self.exits.first..).zip(&self.exits.list);
-        all.filter(|(_, found)| found.present).map(|(number, found)| (number, &found.exit))
+        self.exits.present()
     }
 
     /// Numbers of the exits of a module (by the address of its `struct module`), or of those in a
@@ -134,7 +132,7 @@ impl Modules {
     ) -> Vec<usize> {
         let exits = self.find(address).and_then(|loaded| loaded.exits.as_deref());
         let is_in = |number: &usize| {
-            let exit = self.exits.get(*number).map(|found| image.runtime(found.exit.address));
+            let exit = self.exits.get(*number).map(|found| image.runtime(found.what.address));
             exit.is_some_and(|exit| range.is_none_or(|range| range.contains(&exit)))
         };
         exits.unwrap_or_default().iter().copied().filter(is_in).collect()
@@ -232,31 +230,9 @@ impl Modules {
         offsets: &Offsets,
         loaded: &Loaded,
     ) -> Result<crate::kernel::ModuleExits, ExitsError> {
-        let offsets = offsets.text.as_ref().map_err(|&why| ExitsError::Absurd(why))?;
-        let of = |number: &usize| {
-            let function = number.checked_sub(self.first).and_then(|at| self.functions.get(at));
-            function.map(|(function, _)| function.site)
-        };
-        let sites: FxHashMap<u64, (u32, u64)> = loaded
-            .sites
-            .iter()
-            .filter_map(|number| {
-                let site = of(number)?;
-                let location = image.runtime(site.location);
-                Some((image.runtime(site.entry), (u32::try_from(*number).ok()?, location)))
-            })
-            .collect();
-        let functions: Vec<Function<'_>> = loaded
-            .symbols
-            .iter()
-            .map(|symbol| Function {
-                start: symbol.address,
-                size: symbol.size,
-                name: &symbol.name,
-                site: sites.get(&symbol.address).copied(),
-            })
-            .collect();
-        let mut text = text::read(guest, image, offsets, loaded.address, &functions)?;
+        let functions = self.functions_of(image, loaded);
+        let mut text =
+            text::read_with_exits(guest, image, &offsets.text, loaded.address, &functions)?;
         let others = self.present().map(|(_, function)| function.site.entry);
         text.others = others.collect();
         text.others.sort_unstable();

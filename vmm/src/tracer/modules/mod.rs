@@ -8,6 +8,7 @@ mod exits;
 mod numbered;
 mod pages;
 mod read;
+mod switches;
 mod table;
 mod text;
 
@@ -15,6 +16,7 @@ pub use exits::{Ends, Fresh, ModuleCoverage, Unseen};
 pub(super) use pages::place;
 pub(super) use read::Offsets;
 pub use read::{ModuleError, ModuleSymbol};
+pub use switches::FoundSwitches;
 pub(super) use table::Modules;
 pub use table::{Loaded, Module, ModuleFunction};
 pub use text::ExitsError;

@@ -49,8 +49,8 @@ pub(in crate::tracer) struct Offsets {
     symtab: u64,
     symbols_count: u64,
     strtab: u64,
-    /// Where its exits can be found, if they can.
-    pub(super) text: Result<text::Offsets, &'static str>,
+    /// Where its code has what.
+    pub(super) text: text::Offsets,
 }
 
 impl Offsets {

@@ -2,8 +2,10 @@
 
 use super::numbered::Numbered;
 use super::read::{self, ModuleError, ModuleSymbol, Offsets, Raw};
-use super::text::ExitsError;
-use crate::kernel::{Kernel, Missing, Site, SiteSection};
+use super::switches::Switched;
+use super::text::{ExitsError, Function};
+use crate::kernel::preemptirq::SwitchSite;
+use crate::kernel::{Exit, Kernel, Missing, Site, SiteSection};
 use crate::tracer::guest::Guest;
 use crate::tracer::image::Image;
 use crate::tracer::spot::Spot;
@@ -14,6 +16,10 @@ use std::sync::Arc;
 /// The most sites of modules, unloaded ones included, so that a guest that keeps loading modules
 /// cannot fill the host's memory.
 const MOST: usize = 1 << 20;
+
+/// The same of places that switch interrupts or preemption: several times those for which there are
+/// stubs. A guest waits while all of them are gone through.
+const MOST_SWITCHES: usize = 1 << 15;
 
 /// A function of a module that can be traced.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,14 +63,15 @@ pub struct Module {
 type Key = (Arc<str>, u64, Box<str>);
 
 /// All modules.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::tracer) struct Modules {
     /// How many sites the kernel itself has.
     pub(super) first: usize,
     pub(super) functions: Vec<(Arc<ModuleFunction>, bool)>,
     numbers: FxHashMap<Key, usize>,
     pub(super) loaded: Vec<Loaded>,
-    pub(super) exits: Numbered,
+    pub(super) exits: Numbered<Exit>,
+    pub(super) switches: Numbered<SwitchSite>,
 }
 
 /// A module that is loaded.
@@ -86,6 +93,8 @@ pub struct Loaded {
     pub(super) missing: Result<Vec<(usize, Missing)>, ExitsError>,
     /// Sites of exits for which there is no room, or whose memory is not mapped.
     pub(super) unplaced: Vec<usize>,
+    /// What of it switches interrupts and preemption; `None`: nobody has looked for that yet.
+    pub(super) switched: Option<Switched>,
 }
 
 impl Loaded {
@@ -118,7 +127,14 @@ impl Loaded {
 
 impl Modules {
     pub(in crate::tracer) fn new(kernel: &Kernel) -> Self {
-        Self { first: kernel.sites().len(), ..Self::default() }
+        Self {
+            first: kernel.sites().len(),
+            functions: Vec::new(),
+            numbers: FxHashMap::default(),
+            loaded: Vec::new(),
+            exits: Numbered::new(MOST),
+            switches: Numbered::new(MOST_SWITCHES),
+        }
     }
 
     /// Where a site is, of the kernel or of a module that is loaded.
@@ -211,6 +227,7 @@ impl Modules {
             asked: Vec::new(),
             missing: Ok(Vec::new()),
             unplaced: Vec::new(),
+            switched: None,
         });
         module
     }
@@ -222,6 +239,33 @@ impl Modules {
             self.remove(address);
         }
         self.functions.iter_mut().for_each(|(_, present)| *present = false);
+    }
+
+    /// All functions of a module that are there.
+    pub(super) fn functions_of<'a>(&self, image: &Image, loaded: &'a Loaded) -> Vec<Function<'a>> {
+        let of = |number: &usize| {
+            let function = number.checked_sub(self.first).and_then(|at| self.functions.get(at));
+            function.map(|(function, _)| function.site)
+        };
+        let sites: FxHashMap<u64, (u32, u64)> = loaded
+            .sites
+            .iter()
+            .filter_map(|number| {
+                let site = of(number)?;
+                let location = image.runtime(site.location);
+                Some((image.runtime(site.entry), (u32::try_from(*number).ok()?, location)))
+            })
+            .collect();
+        loaded
+            .symbols
+            .iter()
+            .map(|symbol| Function {
+                start: symbol.address,
+                size: symbol.size,
+                name: &symbol.name,
+                site: sites.get(&symbol.address).copied(),
+            })
+            .collect()
     }
 
     fn slot(&mut self, number: usize) -> Option<&mut (Arc<ModuleFunction>, bool)> {
@@ -271,6 +315,7 @@ impl Modules {
             }
         }
         self.exits.forget(loaded.exits.iter().flatten());
+        self.switches.forget(loaded.switched.iter().flat_map(|it| &it.places));
         Some(loaded)
     }
 }

@@ -38,7 +38,8 @@ pub enum ExitsError {
 /// Where a module has what.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::tracer) struct Offsets {
-    what: What,
+    /// Or what it is that the kernel does not say.
+    what: Result<What, &'static str>,
     /// Tables, each with the number of its entries: `None` where the kernel has no such.
     static_calls: Option<(u64, u64)>,
     labels: Option<(u64, u64)>,
@@ -83,10 +84,7 @@ enum Sections {
 
 impl Offsets {
     /// By the kernel's type information.
-    ///
-    /// # Errors
-    /// What it is that it lacks.
-    pub(super) fn find(arch: Arch, btf: &Btf) -> Result<Self, &'static str> {
+    pub(super) fn find(arch: Arch, btf: &Btf) -> Self {
         let offset = |strukt: &str, member: &str| btf.member_offset(strukt, member).map(u64::from);
         let table = |table, count| Some((offset("module", table)?, offset("module", count)?));
         let array = || {
@@ -133,12 +131,12 @@ impl Offsets {
             }
             Arch::Riscv64 => memory().ok_or("the kernel does not say where code of modules is"),
         };
-        Ok(Self {
-            what: what?,
+        Self {
+            what,
             static_calls: table("static_call_sites", "num_static_call_sites"),
             labels: table("jump_entries", "num_jump_entries"),
             exceptions: table("extable", "num_exentries"),
-        })
+        }
     }
 
     /// Sections of a module: names, as far as they matter, and run-time addresses.
@@ -271,6 +269,15 @@ pub(super) struct Function<'a> {
     pub(super) site: Option<(u32, u64)>,
 }
 
+/// Where a distance leads that is at a place of a table, which has this run-time address, by address
+/// as if it were linked with the kernel.
+fn relative(image: &Image, table: u64, at: usize, bytes: &[u8]) -> Option<u64> {
+    let distance = bytes.get(at..at.checked_add(4)?)?.first_chunk::<4>()?;
+    let distance = i64::from(i32::from_le_bytes(*distance));
+    let to = table.wrapping_add(at as u64).wrapping_add_signed(distance);
+    Some(to.wrapping_sub(image.slide))
+}
+
 /// The code of a module with its `struct module` at this run-time address, and with these
 /// functions, which are ascending.
 pub(super) fn read(
@@ -280,7 +287,7 @@ pub(super) fn read(
     module: u64,
     functions: &[Function<'_>],
 ) -> Result<ModuleText, ExitsError> {
-    let mut pages = Pages::new(guest, image);
+    let pages = Pages::new(guest, image);
     let link = |address: u64| address.wrapping_sub(image.slide);
     let mut text = ModuleText::default();
     let mut code = 0;
@@ -303,31 +310,14 @@ pub(super) fn read(
             site: function.site.map(|(site, location)| (site, link(location))),
         });
     }
-    let memory = match offsets.what {
-        What::Returns { sect_attrs, sections } => {
-            let attrs = module.wrapping_add(sect_attrs);
-            let returns = Offsets::returns(sections, &mut pages, attrs)?;
-            text.returns = returns.into_iter().map(link).collect();
-            None
-        }
-        What::Code(memory) => {
-            let code = Offsets::code(&memory, &pages, module)?;
-            text.regions = code.into_iter().map(|(base, bytes)| (link(base), bytes)).collect();
-            Some(memory)
-        }
-    };
     // Distances to the code, and to where it goes (arch/x86/include/asm/extable.h,
     // include/linux/{jump_label,static_call_types}.h).
-    let relative = |table: u64, at: usize, bytes: &[u8]| {
-        let distance = bytes.get(at..at + 4)?.first_chunk::<4>()?;
-        let distance = i64::from(i32::from_le_bytes(*distance));
-        Some(link(table.wrapping_add(at as u64).wrapping_add_signed(distance)))
-    };
     let (table, bytes) = Offsets::table(&pages, module, offsets.static_calls, 8)?;
     text.static_calls =
-        (0..bytes.len()).step_by(8).filter_map(|at| relative(table, at, &bytes)).collect();
+        (0..bytes.len()).step_by(8).filter_map(|at| relative(image, table, at, &bytes)).collect();
     let ways = |table: u64, bytes: &[u8], size: usize| -> Vec<(u64, u64)> {
-        let way = |at| Some((relative(table, at, bytes)?, relative(table, at + 4, bytes)?));
+        let way =
+            |at| Some((relative(image, table, at, bytes)?, relative(image, table, at + 4, bytes)?));
         (0..bytes.len()).step_by(size).filter_map(way).collect()
     };
     let (table, bytes) = Offsets::table(&pages, module, offsets.labels, 16)?;
@@ -336,15 +326,40 @@ pub(super) fn read(
     let (table, bytes) = Offsets::table(&pages, module, offsets.exceptions, 12)?;
     text.ways = ways(table, &bytes, 12);
     text.ways.extend(labels);
-    if let Some(Memory { traps, trap, .. }) = memory {
-        let (table, bytes) = Offsets::table(&pages, module, Some(traps), trap)?;
-        let size = usize::try_from(trap).unwrap_or(usize::MAX);
-        text.traps =
-            (0..bytes.len()).step_by(size).filter_map(|at| relative(table, at, &bytes)).collect();
-        text.traps.sort_unstable();
-    }
-    text.returns.sort_unstable();
     text.static_calls.sort_unstable();
     text.labels.sort_unstable();
+    Ok(text)
+}
+
+/// The same with what exits are found by.
+pub(super) fn read_with_exits(
+    guest: &dyn Guest,
+    image: &Image,
+    offsets: &Offsets,
+    module: u64,
+    functions: &[Function<'_>],
+) -> Result<ModuleText, ExitsError> {
+    let what = offsets.what.map_err(ExitsError::Absurd)?;
+    let mut text = read(guest, image, offsets, module, functions)?;
+    let mut pages = Pages::new(guest, image);
+    let link = |address: u64| address.wrapping_sub(image.slide);
+    match what {
+        What::Returns { sect_attrs, sections } => {
+            let attrs = module.wrapping_add(sect_attrs);
+            let returns = Offsets::returns(sections, &mut pages, attrs)?;
+            text.returns = returns.into_iter().map(link).collect();
+            text.returns.sort_unstable();
+        }
+        What::Code(memory) => {
+            let code = Offsets::code(&memory, &pages, module)?;
+            text.regions = code.into_iter().map(|(base, bytes)| (link(base), bytes)).collect();
+            let Memory { traps, trap, .. } = memory;
+            let (table, bytes) = Offsets::table(&pages, module, Some(traps), trap)?;
+            let size = usize::try_from(trap).unwrap_or(usize::MAX);
+            let places = (0..bytes.len()).step_by(size);
+            text.traps = places.filter_map(|at| relative(image, table, at, &bytes)).collect();
+            text.traps.sort_unstable();
+        }
+    }
     Ok(text)
 }

@@ -26,7 +26,7 @@ use crate::tracer::module_calls::{self, ModuleMoment};
 use crate::tracer::modules::Fresh;
 use crate::tracer::spot::Spot;
 use crate::tracer::stops::{Moment, ProgramStop, Stops};
-use crate::tracer::switches;
+use crate::tracer::switch_places::AllSwitches;
 use crate::tracer::tracepoints::guest::{Jump, Own, Places, PointReason, Probes};
 use crate::tracer::view::View;
 use std::collections::HashMap;
@@ -475,10 +475,9 @@ impl GuestCode for Code {
         &mut self,
         guest: &dyn Guest,
         image: &Image,
-        kernel: &Kernel,
+        (kernel, all): (&Kernel, AllSwitches<'_>),
         wanted: &[(usize, u16)],
     ) -> Result<Vec<Option<u32>>, TraceError> {
-        let all = switches::of(kernel)?.all();
         let place = (image, kernel);
         let word = |&(index, _): &(usize, u16)| {
             let Some(site) = all.get(index) else { return Ok(None) };
@@ -511,10 +510,10 @@ impl GuestCode for Code {
         &self,
         view: &View<'_>,
         image: &Image,
-        (_, site): (usize, &SwitchSite),
+        (_, site, spot): (usize, &SwitchSite, &Spot),
         _: u16,
-    ) -> Result<Edit, SkipReason> {
-        self.switches.edit(view, image, site)
+    ) -> Result<ExitEdit, SkipReason> {
+        self.switches.edit(view, image, (site, spot))
     }
 
     fn tracepoint_brackets(

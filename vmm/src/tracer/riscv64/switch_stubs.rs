@@ -9,10 +9,11 @@ use super::gap::Gap;
 use super::tracepoint::reach;
 use crate::kernel::Kernel;
 use crate::kernel::preemptirq::{Replaced, Switch, SwitchKind, SwitchSite, Told};
-use crate::tracer::edit::{Edit, SkipReason};
+use crate::tracer::edit::{ExitEdit, SkipReason};
 use crate::tracer::error::TraceError;
 use crate::tracer::guest::Guest;
 use crate::tracer::image::Image;
+use crate::tracer::spot::Spot;
 use crate::tracer::view::View;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
@@ -140,8 +141,8 @@ impl SwitchStubs {
         &self,
         view: &View<'_>,
         image: &Image,
-        site: &SwitchSite,
-    ) -> Result<Edit, SkipReason> {
+        (site, spot): (&SwitchSite, &Spot),
+    ) -> Result<ExitEdit, SkipReason> {
         let SwitchKind::Replaced(replaced, way) = site.kind else {
             return Err(SkipReason::NoStub);
         };
@@ -154,16 +155,14 @@ impl SwitchStubs {
             },
             None => stub,
         };
-        let mut found = [0; LEN];
-        let physical = image.physical_of(site.address);
-        view.read(physical, &mut found).map_err(|_| SkipReason::NoRam)?;
+        let found: [u8; LEN] = spot.load(view, 0).map_err(|_| SkipReason::NoRam)?;
         if found != replaced.word.to_le_bytes() {
             return Err(SkipReason::GuestOwned("another instruction"));
         }
         let distance = reach(image.runtime(site.address), to).ok_or(SkipReason::OutOfReach)?;
         let link = Register::new(replaced.link).ok_or(SkipReason::NoStub)?;
         let jump = jal(link, distance).to_le_bytes();
-        Edit::new(physical, &found, &jump).ok_or(SkipReason::OutOfReach)
+        spot.exchange_bytes(0, &found, &jump).ok_or(SkipReason::OutOfReach)
     }
 }
 

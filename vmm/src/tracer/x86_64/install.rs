@@ -3,7 +3,7 @@
 use super::context::{self, Context};
 use super::exit_stubs::{Form, Stub, Stubs, form, named, place, put_stub};
 use super::switch_stubs::{self, SwitchStubs};
-use super::{brackets, calls, map, site, tracepoint};
+use super::{brackets, calls, faults, map, site, tracepoint};
 use crate::kernel::preemptirq::SwitchSite;
 use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Exit, ExitKind, Kernel, Site};
@@ -20,7 +20,7 @@ use crate::tracer::image::Image;
 use crate::tracer::module_calls::{self, ModuleMoment};
 use crate::tracer::spot::Spot;
 use crate::tracer::stops::{Moment, ProgramStop, Stops};
-use crate::tracer::switches;
+use crate::tracer::switch_places::AllSwitches;
 use crate::tracer::tracepoints::guest::{Jump, Own, Places, PointReason, Probes};
 use crate::tracer::view::{View, word};
 use rustc_hash::FxHashMap;
@@ -475,50 +475,41 @@ impl GuestCode for Code {
         &mut self,
         _: &dyn Guest,
         image: &Image,
-        kernel: &Kernel,
+        (_, all): (&Kernel, AllSwitches<'_>),
         wanted: &[(usize, u16)],
     ) -> Result<Vec<Option<u32>>, TraceError> {
-        let switches = switches::of(kernel)?;
-        let start = self.next(1);
-        let (mut code, mut made, mut endings) = (Vec::new(), Vec::new(), Vec::new());
-        let mut words = Vec::with_capacity(wanted.len());
-        for &(index, program) in wanted {
-            let known = self.switches.get(&(index, program)).copied();
-            let site = switches.all().get(index).zip(self.programs.get(usize::from(program)));
-            let one = known.or_else(|| {
-                let (site, &target) = site?;
-                let at = start + code.len() as u64;
-                let stub = switch_stubs::make(image, site, (at, target), self.count)?;
-                code.extend(stub.bytes);
-                endings.extend(stub.ending.map(|ending| at + ending as u64));
-                #[allow(clippy::cast_possible_truncation, reason = "the low half")]
-                let word = (at + stub.names) as u32;
-                made.push(((index, program), (at, word)));
-                Some((at, word))
-            });
-            words.push(one.map(|(_, word)| word));
+        // Those of modules have what room the kernel's leave.
+        for of_modules in [false, true] {
+            let room = (self.next(1), TABLE.saturating_sub(self.used));
+            let programs = (all, &self.programs[..]);
+            let wanted = (wanted, of_modules);
+            let made = self.switches.make(room, image, programs, self.count, wanted);
+            // At once, and none of the kernel's if there is no room for all.
+            if !made.code.is_empty() {
+                self.put(&made.code, 1)?;
+            }
+            for &ending in &made.endings {
+                self.end(ending)?;
+                self.endings.push(ending);
+            }
+            self.switches.are_put(made);
         }
-        // At once, and none if there is no room for all.
-        if !code.is_empty() {
-            self.put(&code, 1)?;
-        }
-        for ending in endings {
-            self.end(ending)?;
-            self.endings.push(ending);
-        }
-        self.switches.extend(made);
-        Ok(words)
+        Ok(wanted.iter().map(|&place| self.switches.word(place)).collect())
     }
 
     fn switch(
         &self,
         view: &View<'_>,
         image: &Image,
-        (index, site): (usize, &SwitchSite),
+        (index, site, spot): (usize, &SwitchSite, &Spot),
         program: u16,
-    ) -> Result<Edit, SkipReason> {
-        let &(stub, _) = self.switches.get(&(index, program)).ok_or(SkipReason::NoStub)?;
-        switch_stubs::edit(view, image, site, stub, (self.thunk, self.count))
+    ) -> Result<ExitEdit, SkipReason> {
+        let stub = self.switches.find(index, program).ok_or(SkipReason::NoStub)?;
+        switch_stubs::edit(view, image, (site, spot), stub, (self.thunk, self.count))
+    }
+
+    fn preempt_count(&self) -> Option<u64> {
+        self.count
     }
 
     fn mitigate(
@@ -581,23 +572,9 @@ impl GuestCode for Code {
     }
 
     fn faults(&mut self, _: &dyn Guest, trap: &[u8]) -> Result<Faults, TraceError> {
-        // Descriptors of interrupt gates (Intel SDM volume 3, 6.14.1).
-        const VECTORS: usize = 32;
-        const STEP: usize = 16;
-        const PRESENT_INTERRUPT_GATE: u64 = 0x8e;
-        // __KERNEL_CS (arch/x86/include/asm/segment.h).
-        const KERNEL_CODE: u64 = 0x10;
-        let mut stub = [0xcc; STEP];
-        let place = stub.get_mut(..trap.len()).ok_or(TraceError::Annex)?;
-        place.copy_from_slice(trap);
-        let stubs = self.put(&stub.repeat(VECTORS), STEP as u64)?;
-        let traps: Vec<u64> = (0..VECTORS as u64).map(|it| stubs + it * STEP as u64).collect();
-        let gate = |&to: &u64| {
-            let low = to & 0xffff | KERNEL_CODE << 16 | PRESENT_INTERRUPT_GATE << 40;
-            [low | (to >> 16 & 0xffff) << 48, to >> 32]
-        };
-        let gates: Vec<u8> = traps.iter().flat_map(gate).flat_map(u64::to_le_bytes).collect();
-        Ok(Faults { table: self.put(&gates, STEP as u64)?, traps })
+        let stubs = self.put(&faults::stubs(trap).ok_or(TraceError::Annex)?, faults::STEP)?;
+        let traps: Vec<u64> = faults::traps(stubs).collect();
+        Ok(Faults { table: self.put(&faults::gates(&traps), faults::STEP)?, traps })
     }
 
     fn trap(&self, image: &Image, site: &Site) -> u64 {

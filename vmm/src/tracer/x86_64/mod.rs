@@ -4,6 +4,7 @@ mod brackets;
 mod calls;
 pub(super) mod context;
 mod exit_stubs;
+mod faults;
 mod install;
 pub(super) mod map;
 pub(super) mod paging;

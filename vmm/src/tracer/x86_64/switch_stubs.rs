@@ -3,22 +3,122 @@
 
 use super::site;
 use crate::kernel::preemptirq::{SwitchKind, SwitchSite};
-use crate::tracer::edit::{Edit, SkipReason};
+use crate::tracer::edit::{ExitEdit, SkipReason};
 use crate::tracer::image::Image;
+use crate::tracer::spot::Spot;
+use crate::tracer::switch_places::AllSwitches;
 use crate::tracer::view::View;
 use rustc_hash::FxHashMap;
 use vmtrace_trampolines::x86_64::{Switch, SwitchStub, switch_stub};
 
-/// Run-time addresses of stubs, and what their records say, by instruction (index) and program. None
-/// ever goes away: a task may stand in it.
-pub(super) type SwitchStubs = FxHashMap<(usize, u16), (u64, u32)>;
+/// Bytes of stubs for instructions of modules: for some 5,000. A guest that loads modules at ever other
+/// places does not leave others without room.
+const OF_MODULES: usize = 384 << 10;
+
+/// Stubs that there are. None ever goes away: a task may stand in it.
+#[derive(Default)]
+pub(super) struct SwitchStubs {
+    /// Run-time addresses, and what their records say, by instruction (index) and program.
+    known: FxHashMap<(usize, u16), (u64, u32)>,
+    /// Bytes of those of modules.
+    of_modules: usize,
+}
+
+/// Stubs that are to be put into the guest.
+#[derive(Default)]
+pub(super) struct Made {
+    pub(super) code: Vec<u8>,
+    /// Run-time addresses of their returns.
+    pub(super) endings: Vec<u64>,
+    stubs: Vec<((usize, u16), (u64, u32))>,
+    of_modules: bool,
+}
+
+/// Room for stubs.
+struct Space {
+    /// Bytes.
+    left: usize,
+    is_full: bool,
+}
+
+impl Space {
+    /// A stub, if there is room for it. Behind one for which there was none, none is made at all: a guest
+    /// waits.
+    fn make(&mut self, make: impl FnOnce() -> Option<SwitchStub>) -> Option<SwitchStub> {
+        if self.is_full {
+            return None;
+        }
+        let stub = make()?;
+        let left = self.left.checked_sub(stub.bytes.len());
+        self.is_full = left.is_none();
+        self.left = left?;
+        Some(stub)
+    }
+}
+
+impl SwitchStubs {
+    /// Makes those of instructions beside their programs that there are not yet, for the run-time
+    /// address `start`: those of modules, as far as there is room in so many bytes, or all others.
+    /// `programs` are run-time addresses.
+    pub(super) fn make(
+        &self,
+        (start, left): (u64, u64),
+        image: &Image,
+        (all, programs): (AllSwitches<'_>, &[u64]),
+        count: Option<u64>,
+        (wanted, of_modules): (&[(usize, u16)], bool),
+    ) -> Made {
+        let mut made = Made { of_modules, ..Made::default() };
+        let left = usize::try_from(left).unwrap_or(usize::MAX);
+        let own = OF_MODULES.saturating_sub(self.of_modules);
+        // The kernel's are all put, or none.
+        let left = if of_modules { left.min(own) } else { usize::MAX };
+        let mut space = Space { left, is_full: false };
+        for &place in wanted {
+            let (index, program) = place;
+            if all.is_of_module(index) != of_modules || self.known.contains_key(&place) {
+                continue;
+            }
+            let Some(site) = all.get(index) else { continue };
+            let Some(&target) = programs.get(usize::from(program)) else { continue };
+            let at = start + made.code.len() as u64;
+            let stub = space.make(|| make(image, site, (at, target), count));
+            if let Some(stub) = stub {
+                made.code.extend(stub.bytes);
+                made.endings.extend(stub.ending.map(|ending| at + ending as u64));
+                #[allow(clippy::cast_possible_truncation, reason = "the low half")]
+                let word = (at + stub.names) as u32;
+                made.stubs.push((place, (at, word)));
+            }
+        }
+        made
+    }
+
+    /// These are in the guest now.
+    pub(super) fn are_put(&mut self, made: Made) {
+        if made.of_modules {
+            self.of_modules += made.code.len();
+        }
+        self.known.extend(made.stubs);
+    }
+
+    /// What the records of an instruction (index) to a program say, if it has a stub.
+    pub(super) fn word(&self, place: (usize, u16)) -> Option<u32> {
+        self.known.get(&place).map(|&(_, word)| word)
+    }
+
+    /// The run-time address of that of an instruction (index) to a program.
+    pub(super) fn find(&self, index: usize, program: u16) -> Option<u64> {
+        self.known.get(&(index, program)).map(|&(stub, _)| stub)
+    }
+}
 
 /// Bytes of the longest instruction.
 const LONGEST: usize = 12;
 
 /// The stub at `at` of an instruction, to a program at a run-time address; `count` is the offset of
 /// the count of preemptions from the gs base. `None` when there can be none.
-pub(super) fn make(
+fn make(
     image: &Image,
     site: &SwitchSite,
     (at, program): (u64, u64),
@@ -38,18 +138,17 @@ pub(super) fn make(
 }
 
 /// What leads to a stub in place of the instruction, which is verified: all of it must be what the
-/// kernel has there when its alternatives are patched.
+/// kernel or a module has there when its alternatives are patched.
 pub(super) fn edit(
     view: &View<'_>,
     image: &Image,
-    switch: &SwitchSite,
+    (switch, spot): (&SwitchSite, &Spot),
     stub: u64,
     (thunk, count): (Option<u64>, Option<u64>),
-) -> Result<Edit, SkipReason> {
+) -> Result<ExitEdit, SkipReason> {
     let mut found = [0; LONGEST];
     let bytes = found.get_mut(..switch.kind.size().into()).ok_or(SkipReason::OutOfReach)?;
-    let physical = image.physical_of(switch.address);
-    view.read(physical, bytes).map_err(|_| SkipReason::NoRam)?;
+    spot.read(view, 0, bytes).map_err(|_| SkipReason::NoRam)?;
     let address = image.runtime(switch.address);
     let leads = |opcode| match *bytes {
         [first, a, b, c, d] if first == opcode => site::jump_target(address, &[0xe9, a, b, c, d]),
@@ -84,7 +183,7 @@ pub(super) fn edit(
     };
     // What is longer keeps its end, which is never executed.
     let ours = ours.ok_or(SkipReason::OutOfReach)?;
-    Edit::new(physical + begins as u64, original, &ours).ok_or(SkipReason::OutOfReach)
+    spot.exchange_bytes(begins, original, &ours).ok_or(SkipReason::OutOfReach)
 }
 
 /// `cli` or `sti` and a nop.
@@ -118,6 +217,22 @@ fn is_count(bytes: &[u8], address: u64, (add, wide): (i32, bool), count: u64) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // A module that is nothing but such instructions has ten thousands of them, and the guest waits.
+    #[test]
+    fn what_has_no_room_is_not_made_again_and_again() {
+        let mut made = 0;
+        let mut space = Space { left: 10, is_full: false };
+        let mut of = |len: usize| {
+            let stub = || {
+                made += 1;
+                Some(SwitchStub { bytes: vec![0; len], names: 0, ending: None })
+            };
+            space.make(stub).is_some()
+        };
+        assert_eq!([4, 5, 4, 1, 1].map(&mut of), [true, true, false, false, false]);
+        assert_eq!(made, 3);
+    }
 
     // A place that is not verified as a whole is not traced, or another one is written.
     #[test]
