@@ -77,7 +77,10 @@ impl Server {
     pub fn serve(&self, stream: &UnixStream) -> Result<(), ServeError> {
         match self.answer_all(stream) {
             Err(ServeError::Socket(error))
-                if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) =>
+                if matches!(
+                    error.kind(),
+                    ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof
+                ) =>
             {
                 Ok(())
             }
@@ -171,6 +174,7 @@ fn enlarge(wishes: &Wishes, answer: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::Shutdown;
 
     // A run that was ended while its guest waited for a file would tell of an error that there is not.
     #[test]
@@ -192,6 +196,10 @@ mod tests {
         drop(theirs);
         // What it has sent is there, and there is nobody for the answer.
         assert!(server.serve(&ours).is_ok());
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(&request.as_bytes()[..9]).unwrap();
+        theirs.shutdown(Shutdown::Write).unwrap();
+        assert!(server.serve(&ours).is_ok(), "in the middle of a request");
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(&[0; REQUEST]).unwrap();
         assert!(matches!(server.serve(&ours), Err(ServeError::Length(0))));

@@ -471,16 +471,19 @@ impl Program {
     }
 
     /// Whether it looks how its calls are nested before it looks at its condition. Levels are given back whatever else is
-    /// asked for, and a root begins although nothing is to be recorded of it itself: what holds of it need not hold of
-    /// what it calls, unless that is about their task.
+    /// asked for. A root begins although nothing is to be recorded of it itself: what holds of it need not hold of what it
+    /// calls, unless that is about their task. Without roots, levels are of what is recorded.
     pub(crate) fn nests_first(&self) -> bool {
         let of_task = |test: &Test| match test {
             Test::Number { operand, .. } => matches!(operand, Operand::Task(_)),
             Test::Bytes { .. } | Test::Followed { .. } => true,
             Test::Caller { .. } => false,
         };
+        let rooted = self.nesting.is_some_and(|it| {
+            !matches!(it.call, Call::Root { again: false } | Call::Endless { root: true })
+        });
         self.point != Point::Entry
-            || self.condition.as_ref().is_some_and(|it| !it.tests().all(of_task))
+            || rooted && self.condition.as_ref().is_some_and(|it| !it.tests().all(of_task))
     }
 
     /// Whether its point can have a condition.

@@ -263,21 +263,24 @@ fn a_root_begins_although_its_condition_does_not_hold_unless_that_is_on_the_task
         for ((condition, begins), counts) in
             cases.into_iter().flat_map(|case| [(case, None), (case, Some(kept))])
         {
-            let mut nested = Nested::new(addressing, None);
-            let call = Call::Root { again: true };
-            let (address, depth) = (nested.address, None);
-            let nesting = Some(Nesting { address, stack_bits: STACK_BITS, depth, call });
-            let condition = Some(condition.clone());
-            let program = Program { condition, counts, nesting, ..entry_program() };
-            let program = nested.guest.add(&program, addressing, None);
-            nested.guest.call_from(0, program);
-            nested.guest.set_current(0, 1);
-            nested.guest.call(0, Point::Entry, &mut random, &[]);
-            let mut tail = nested.guest.ring(0).start();
-            nested.guest.drain(0, &mut tail, |_| panic!("it does not hold"));
-            let open = nested.table[nested.first + 8..].iter();
-            let open = open.filter(|word| word.load(Ordering::Relaxed) != 0).count();
-            assert_eq!(open, usize::from(begins), "{counts:?}");
+            for rooted in [true, false] {
+                let mut nested = Nested::new(addressing, None);
+                // Where all are roots, levels are of what is recorded.
+                let (call, begins) = (Call::Root { again: rooted }, begins && rooted);
+                let (address, depth) = (nested.address, None);
+                let nesting = Some(Nesting { address, stack_bits: STACK_BITS, depth, call });
+                let condition = Some(condition.clone());
+                let program = Program { condition, counts, nesting, ..entry_program() };
+                let program = nested.guest.add(&program, addressing, None);
+                nested.guest.call_from(0, program);
+                nested.guest.set_current(0, 1);
+                nested.guest.call(0, Point::Entry, &mut random, &[]);
+                let mut tail = nested.guest.ring(0).start();
+                nested.guest.drain(0, &mut tail, |_| panic!("it does not hold"));
+                let open = nested.table[nested.first + 8..].iter();
+                let open = open.filter(|word| word.load(Ordering::Relaxed) != 0).count();
+                assert_eq!(open, usize::from(begins), "{counts:?}");
+            }
         }
     }
 }

@@ -116,12 +116,16 @@ impl Chrome {
             return Ok(thread);
         }
         let thread = if pid == 0 { (0, vcpu) } else { (tgid.unwrap_or(pid), pid) };
-        self.threads.keep(who, thread);
         let name = task_name(vcpu, pid, comm);
         if self.names.get(&thread).is_some_and(|known| **known == *name) {
+            self.threads.keep(who, thread);
             return Ok(thread);
         }
-        self.names.insert(thread, name.as_ref().into());
+        if self.names.insert(thread, name.as_ref().into()).is_some() {
+            // Another vCPU may have it by its former name.
+            self.threads = Tasks::default();
+        }
+        self.threads.keep(who, thread);
         self.start("M", self.now, thread.0, thread.1);
         self.key("name", "thread_name")?;
         self.key("args", json!({ "name": name }))?;

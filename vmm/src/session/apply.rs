@@ -7,9 +7,11 @@ use super::tripwires::Purpose;
 use super::vm::Vm;
 use super::{Tracer, Tracing};
 use crate::kernel::tracepoints::Hooks;
+use crate::kernel::{Exit, Exits};
 use crate::relay::{EventTarget, Targets, TracerName, nanoseconds};
 use crate::stream::Skipped;
 use crate::tracer::{AttachReport, Attachment, ExitSkip, Guest, Skip, TraceError};
+use rustc_hash::FxHashSet;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -253,7 +255,13 @@ impl Controller {
         let again = match &changed {
             Ok(skipped) if self.learn_unheld(skipped) => {
                 let plan = self.planned_now(attachment);
-                Some(self.prepare(ram, attachment, &plan)?)
+                let prepared = self.prepare(ram, attachment, &plan);
+                if let Err(error) = &prepared {
+                    self.note_once(format!(
+                        "calls that are left at such exits are taken to be open: {error}"
+                    ));
+                }
+                prepared.ok()
             }
             _ => None,
         };
@@ -288,18 +296,48 @@ impl Controller {
 
     /// Calls that are left at these exits are open for ever, to tracers of parts of the call tree. Whether that is news.
     pub(super) fn learn_unheld(&mut self, skips: &[ExitSkip]) -> bool {
-        let mut sites: Vec<_> =
-            skips.iter().filter_map(|skip| self.site_of_exit(skip.exit)).collect();
+        if skips.is_empty() || !self.tracing.is_limited() {
+            return false;
+        }
+        let mut sites = self.left_at(skips);
         sites.sort_unstable();
-        let mut news = false;
+        let (mut news, mut roots) = (false, Vec::new());
         for tracer in self.tracing.tracers.iter_mut().flatten() {
             let Tracer { sites: own, limits, .. } = tracer;
-            news |= limits.learn_unheld(&sites, |site| own.binary_search(site).is_ok());
+            let before = limits.endless_roots();
+            if limits.learn_unheld(&sites, |site| own.binary_search(site).is_ok()) {
+                news = true;
+                roots.extend(limits.endless_roots().into_iter().filter(|it| !before.contains(it)));
+            }
+        }
+        if let Some(&first) = roots.first() {
+            self.note_once(format!(
+                "what {} roots call is not recorded: not all of their exits are traced (such as of {})",
+                roots.len(),
+                self.name(first)
+            ));
         }
         if news {
             self.plan = None;
         }
         news
+    }
+
+    /// Sites of functions that are left at these exits, or by a jump to what is.
+    fn left_at(&self, skips: &[ExitSkip]) -> Vec<usize> {
+        let of_modules = self.module_exits.iter().map(|(index, exit)| (*index, exit));
+        let kernel = self.kernel.exits().ok().map_or(&[][..], Exits::all);
+        let all = || of_modules.clone().chain(kernel.iter().enumerate());
+        let skipped: FxHashSet<usize> = skips.iter().map(|skip| skip.exit).collect();
+        let left = || all().filter(|(index, _)| skipped.contains(index)).map(|(_, exit)| exit);
+        let groups: FxHashSet<u32> = left()
+            .filter(|exit| exit.site == Exit::NO_SITE)
+            .filter_map(|exit| exit.after.group())
+            .collect();
+        let jumps = all().map(|(_, exit)| exit);
+        let jumps = jumps.filter(|exit| exit.after.group().is_some_and(|it| groups.contains(&it)));
+        let sites = left().chain(jumps).map(|exit| exit.site);
+        sites.filter(|&site| site != Exit::NO_SITE).map(|site| site as usize).collect()
     }
 
     /// Says which exits were left alone.

@@ -133,6 +133,10 @@ impl Controller {
         let counts = wants.is_some_and(|first| first.counts);
         let by_caller = wants.is_some_and(|first| first.by_caller);
         let mut limits = wants.map(|first| first.limits.clone()).unwrap_or_default();
+        if let Some(roots) = &mut limits.roots {
+            roots.globs.notrace.clone_from(&globs.notrace);
+            roots.sites = self.select(&roots.globs.filter, &roots.globs.notrace).sites;
+        }
         let condition = wants.and_then(|first| first.condition.as_ref());
         let used = match condition {
             Some(condition) if condition.is_of_ends() => Use::Ends,

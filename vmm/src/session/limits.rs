@@ -29,14 +29,15 @@ pub struct Roots {
     pub sites: Vec<usize>,
 }
 
-/// What a task comes by first, on its own stack (kernel/sched/core.c; called by ret_from_fork of each architecture).
-const BEGINS: &str = "schedule_tail";
+/// What a task comes by first, on its own stack, where that can be traced: `ret_from_fork` where it is no assembly
+/// (arch/x86/kernel/process.c since 6.6), and what that of each architecture calls first (kernel/sched/core.c).
+const BEGINS: [&str; 2] = ["ret_from_fork", "schedule_tail"];
 
 impl Limits {
     /// Where tasks begin: see [`Tracing::begins`](super::Tracing::begins).
     #[must_use]
     pub fn begins(kernel: &Kernel) -> Option<usize> {
-        kernel.site_of(BEGINS)
+        BEGINS.iter().find_map(|name| kernel.site_of(name))
     }
 
     /// Whether there are any.

@@ -405,7 +405,7 @@ impl Controller {
     ) -> Result<usize, TraceError> {
         let ram = machine.ram();
         let (mut only, own_exits) = self.only(own);
-        let mut plan = self.plan_only(&only, &own_exits);
+        let mut plan = self.plan_only(attachment, &only, &own_exits);
         let wanted = match self.prepare(ram, attachment, &plan) {
             Err(error) if !plan.exits.is_empty() => {
                 // Entries may have a place all the same, but for those that wait for their ends.
@@ -414,7 +414,7 @@ impl Controller {
                 only.leave_what_waits(|_| true);
                 self.tracing.leave_what_waits(|site| own.binary_search(site).is_ok());
                 self.tracing_changed();
-                plan = self.plan_only(&only, &[]);
+                plan = self.plan_only(attachment, &only, &[]);
                 self.prepare(ram, attachment, &plan)?
             }
             wanted => wanted?,
@@ -425,7 +425,8 @@ impl Controller {
             self.exits_skipped(&skipped);
             if self.learn_unheld(&skipped) {
                 let (only, own_exits) = self.only(own);
-                sites = self.prepare(ram, attachment, &self.plan_only(&only, &own_exits))?.sites;
+                let plan = self.plan_only(attachment, &only, &own_exits);
+                sites = self.prepare(ram, attachment, &plan)?.sites;
             }
         }
         // Functions of the kernel end in the place of these: others may want their ends, too.
@@ -436,6 +437,8 @@ impl Controller {
             let all = self.prepare(ram, attachment, &all)?;
             let skipped = self.change_exits(ram, attachment, &all.exits)?;
             self.exits_skipped(&skipped);
+            // Functions that are held already have it with the next change of what is traced.
+            self.learn_unheld(&skipped);
         }
         if attachment.is_lent() {
             let all = sites.len();
@@ -468,10 +471,14 @@ impl Controller {
     }
 
     /// What is to be done at sites of modules by now. Triggers do not wait while tracing does.
-    fn plan_only(&self, only: &Tracing, exits: &[(usize, Exit)]) -> Plan {
-        match self.held_back {
-            true => Plan::untraced(only, exits, &[]),
-            false => Plan::with_modules(only, exits, &[]),
+    fn plan_only(&self, attachment: &Attachment, only: &Tracing, exits: &[(usize, Exit)]) -> Plan {
+        if self.held_back {
+            return Plan::untraced(only, exits, &[]);
+        }
+        let plan = Plan::with_modules(only, exits, &[]);
+        match attachment.is_settled() || !only.is_limited() {
+            true => plan,
+            false => plan.without_nested(),
         }
     }
 
@@ -515,7 +522,7 @@ impl Controller {
         if !self.keepers.is_empty() {
             // Their calls have ended: others that are open stay.
             let (only, exits) = self.only(&sites);
-            for (keeper, places) in self.plan_only(&only, &exits).keepers() {
+            for (keeper, places) in self.plan_only(attachment, &only, &exits).keepers() {
                 let all = self.keepers.entry(keeper).or_default();
                 *all = all.wrapping_sub(places);
             }

@@ -235,7 +235,8 @@ impl Plan {
     /// Adds what is to be done where tasks begin, for tracers of parts of the call tree.
     fn add_first(&mut self, tracing: &Tracing) {
         let Some(site) = tracing.begins else { return };
-        let limited = tracing.present().filter(|(_, tracer)| !tracer.sites.is_empty());
+        // One of functions of modules alone may get its sites later.
+        let limited = tracing.present();
         let part = |(tracer, of): (u8, &Tracer)| {
             let counts = Some(Tally::Nothing);
             let nested = Some(of.limits.first()?);

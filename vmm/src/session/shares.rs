@@ -1,6 +1,6 @@
 //! How sites are shared out among tracers.
 
-use crate::tracer::Duty;
+use crate::tracer::{Duty, Tally};
 use vmtrace_trampolines::Point;
 
 /// How sites are shared out.
@@ -32,10 +32,15 @@ impl Shares {
             if duty.point != Point::Entry {
                 continue;
             }
-            let kind =
-                if duty.parts.len() == 1 { &mut shares.direct } else { &mut shares.combined };
+            // What is done beside is nobody's function.
+            let parts = duty.parts.iter().filter(|part| part.counts != Some(Tally::Nothing));
+            let kind = match parts.clone().count() {
+                0 => continue,
+                1 => &mut shares.direct,
+                _ => &mut shares.combined,
+            };
             *kind += count;
-            for part in &duty.parts {
+            for part in parts {
                 if let Some(of_tracer) = shares.by_tracer.get_mut(usize::from(part.tracer)) {
                     *of_tracer += count;
                 }
@@ -54,5 +59,12 @@ mod tests {
         let programs = [Duty::entry(vec![0]), Duty::entry(vec![0, 2])];
         let shares = Shares::count(3, [(1, 0), (2, 1), (3, 1)].into_iter(), &programs);
         assert_eq!(shares, Shares { by_tracer: vec![3, 0, 2], direct: 1, combined: 2 });
+        // Where tasks begin, something is done that is not about a function of the tracer's.
+        let mut beside = Duty::entry(vec![0]);
+        beside.parts[0].counts = Some(Tally::Nothing);
+        let both = Duty { parts: [&beside.parts[..], &programs[0].parts].concat(), ..beside };
+        let beside = Duty { parts: both.parts[..1].to_vec(), ..both.clone() };
+        let shares = Shares::count(1, [(1, 0), (2, 1)].into_iter(), &[beside, both]);
+        assert_eq!(shares, Shares { by_tracer: vec![1], direct: 1, combined: 0 });
     }
 }
