@@ -203,7 +203,7 @@ impl Decoder {
     pub fn finish(&self) -> Result<(), StreamError> {
         let place = match (self.state, self.pending.is_empty()) {
             (State::Ended | State::Failed, _) => return Ok(()),
-            (State::Prologue, true) => return Err(StreamError::Empty),
+            (State::Prologue, true) => "since it is empty",
             (State::Prologue, false) => "inside the first 16 bytes",
             (_, true) => "between two frames, before the end frame",
             (_, false) => "inside a frame",

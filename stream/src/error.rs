@@ -43,11 +43,6 @@ pub enum StreamError {
         Remedy::Feature
     )]
     Compressed,
-    /// There are no bytes at all.
-    #[error(
-        "no vmtrace stream: there is nothing in it; the writer has failed, or has not begun yet"
-    )]
-    Empty,
     /// The stream stops before its end frame.
     #[error("torn stream: it stops at byte {offset}, {place}; {}", Remedy::Torn)]
     Torn {

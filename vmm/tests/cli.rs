@@ -201,6 +201,26 @@ fn a_stream_that_cannot_be_written_is_not_the_traces_fault() {
     }
 }
 
+// Who follows a vCPU that is not there would wait for as long as the guest runs.
+#[test]
+fn a_running_guest_has_no_other_vcpus() {
+    static STREAM: OnceLock<Vec<u8>> = OnceLock::new();
+    let (_directory, socket) = answering(STREAM.get_or_init(stream));
+    let socket = socket.to_str().unwrap();
+    for command in
+        [&["stream", socket][..], &["stream", socket, "--format", "json"], &["top", socket]]
+    {
+        let out = vmtrace(&[command, &["--cpu", "7"]].concat()).output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{command:?}: {said}");
+        assert!(said.contains("--cpu 7: the guest has no such vCPU; there is only 0"), "{said}");
+        // What has no record yet may have one later.
+        let out = vmtrace(&[command, &["--cpu", "0", "--pid", "99"]].concat()).output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success() && !said.contains("note"), "{command:?}: {said}");
+    }
+}
+
 // In one line, and once.
 #[test]
 fn causes_are_said_once() {

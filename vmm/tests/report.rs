@@ -367,6 +367,27 @@ fn latencies_need_their_events() {
     }
 }
 
+// Two traces that both lack what is compared are alike, and a rule about nothing cannot be decided.
+#[test]
+fn what_is_compared_and_checked_is_there() {
+    let (one, two) = (file(&calls()), file(&calls()));
+    let [a, b] = [&one, &two].map(|file| file.path().to_str().expect("UTF-8"));
+    let said = |arguments: &[&str]| {
+        let output = vmtrace(arguments).output().expect("it runs");
+        (output.status.code(), String::from_utf8(output.stderr).expect("UTF-8"))
+    };
+    for command in [&["diff", a, b][..], &["check", a, "expect vfs_read"]] {
+        let (code, text) = said(&[command, &["--tracer", "othe"]].concat());
+        let reason = "--tracer othe: the trace has no such tracer; near: other\n";
+        assert!(code == Some(2) && text.ends_with(reason), "{text}");
+        assert_eq!(said(&[command, &["--tracer", "other"]].concat()), (Some(0), String::new()));
+    }
+    let (code, text) = said(&["diff", a, b, "-f", "vfs_raed", "--comm", "nosuch"]);
+    let notes = "vmtrace: note: -f vfs_raed: neither trace has a record of such a function; near: vfs_read\n\
+                 vmtrace: note: --comm nosuch: neither trace has a task of such a name\n";
+    assert_eq!((code, &*text), (Some(0), notes));
+}
+
 #[test]
 fn reads_standard_input() {
     let mut command = vmtrace(&["report", "-", "--summary"]);

@@ -288,7 +288,10 @@ fn seeing<W: io::Write>(refilter: Refilter<W>, wanted: &Wanted) -> Refilter<W> {
         return refilter;
     }
     let wanted = wanted.clone();
-    refilter.with_seer(move |name, module| wanted.see(name, module))
+    refilter.with_seer(move |name, module| {
+        wanted.see(name, module);
+        !wanted.is_done()
+    })
 }
 
 /// Gives `refilter` all that there is. Returns whether that was whole, with its summary.

@@ -40,23 +40,25 @@ pub(crate) struct Refilter<W> {
     summary: Option<Summary>,
 }
 
-/// Is told a function's name and module.
-type See = dyn FnMut(&str, Option<&str>) + Send;
+/// Is told a function's name and module, and tells whether to go on.
+type See = dyn FnMut(&str, Option<&str>) -> bool + Send;
 
 /// Who is told of functions, and which ones were told.
 struct Seer {
     see: Box<See>,
     told: HashSet<u32>,
+    has_enough: bool,
 }
 
 impl Seer {
     fn see(&mut self, at: u32, names: &Dictionaries, header: Option<&Header>) {
-        if !self.told.insert(at) {
+        if self.has_enough || !self.told.insert(at) {
             return;
         }
         let address = header.map(|header| header.address(at));
         if let Some(symbol) = address.and_then(|address| names.symbol(address)) {
-            (self.see)(symbol.name, (!symbol.module.is_empty()).then_some(symbol.module));
+            let module = (!symbol.module.is_empty()).then_some(symbol.module);
+            self.has_enough = !(self.see)(symbol.name, module);
         }
     }
 }
@@ -138,12 +140,12 @@ impl<W: Write> Refilter<W> {
         self
     }
 
-    /// Tells `see` of all functions that have a record, whether it is kept or not.
+    /// Tells `see` of all functions that have a record, whether it is kept or not, until it has enough.
     pub(crate) fn with_seer(
         mut self,
-        see: impl FnMut(&str, Option<&str>) + Send + 'static,
+        see: impl FnMut(&str, Option<&str>) -> bool + Send + 'static,
     ) -> Self {
-        self.seer = Some(Seer { see: Box::new(see), told: HashSet::new() });
+        self.seer = Some(Seer { see: Box::new(see), told: HashSet::new(), has_enough: false });
         self
     }
 

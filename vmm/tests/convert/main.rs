@@ -565,7 +565,7 @@ fn says_what_is_wrong() {
         assert_eq!(output.status.code(), Some(code), "{said}");
         assert!(said.contains(why), "{said}");
     };
-    fails(&["-o", "out"], 1, "no format goes with this name; use --format perfetto|trace.dat|");
+    fails(&["-o", "out"], 2, "no format goes with this name; use --format perfetto|trace.dat|");
     fails(&["-o", "none/out.dat"], 1, "cannot write none/out.dat");
     fails(&["-o", "out.dat", "--format", "pdf"], 2, "invalid value 'pdf'");
     // To standard output.
