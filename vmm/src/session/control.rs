@@ -415,7 +415,9 @@ impl Controller {
             self.find_module_exits(ram, &mut attachment, None);
             self.tell_unseen(&attachment);
         }
-        self.look_for_module_switches(ram, &mut attachment, true);
+        // A vCPU may stand at a trigger meanwhile.
+        let again = kind == MarkKind::Filter;
+        self.look_for_module_switches(ram, &mut attachment, again);
         let plan = self.planned_now(&attachment);
         // The guest still runs: what cannot be is found out before anything is touched.
         let paused = self.prepare(ram, &mut attachment, &plan).map_err(|error| error.to_string());

@@ -1,6 +1,7 @@
 //! Tracepoints of modules: traced from before their code runs until the guest looks whether they are
 //! still in use.
 
+use super::apply::Wanted;
 use super::controller::{Controller, Stage};
 use super::events::{add_events, module_events};
 use super::module_types::{Linked, module_types};
@@ -226,21 +227,22 @@ impl Controller {
         let (events_if, overflow) = (self.tracing.events_if.clone(), self.tracing.overflow);
         let context = self.tracing.context;
         let only = Tracing { events, events_if, context, ..Tracing::of(Vec::new(), overflow) };
-        let wanted = self.prepare(ram, attachment, &Plan::of(&only, &[]));
-        let skipped = wanted.and_then(|wanted| {
-            let switches = self.change_switches(ram, attachment, &wanted.switches);
-            Ok((attachment.hold_tracepoints(ram, wanted.events)?, switches?, wanted.stubless))
-        });
-        match skipped {
-            Ok((skipped, switches, stubless)) => {
-                self.tracepoints_skipped(&skipped);
-                self.switches_skipped(attachment, &switches, &stubless);
-            }
-            Err(error) => {
-                let events = self.tracing.events.iter();
-                let text = untraced(events.map(|event| event.switch().is_some()));
-                self.note_once(format!("{text}: {error}"));
-            }
+        let are_switches = || self.tracing.events.iter().map(|event| event.switch().is_some());
+        let Wanted { events, switches, stubless, .. } =
+            match self.prepare(ram, attachment, &Plan::of(&only, &[])) {
+                Ok(wanted) => wanted,
+                Err(error) => {
+                    self.note_once(format!("{}: {error}", untraced(are_switches())));
+                    return;
+                }
+            };
+        match self.change_switches(ram, attachment, &switches) {
+            Ok(skipped) => self.switches_skipped(attachment, &skipped, &stubless),
+            Err(error) => self.note_once(format!("{}: {error}", untraced([true].into_iter()))),
+        }
+        match attachment.hold_tracepoints(ram, events) {
+            Ok(skipped) => self.tracepoints_skipped(&skipped),
+            Err(error) => self.note_once(format!("{}: {error}", untraced([false].into_iter()))),
         }
     }
 }

@@ -233,8 +233,13 @@ impl Controller {
     ) -> Result<Option<(String, usize)>, String> {
         let ram = machine.ram();
         let module = attachment.load_module(ram, &self.kernel, address);
-        let module =
-            module.map_err(|error| format!("functions of a module are not traced: {error}"))?;
+        let switches = self.traces_switches(true) || self.traces_switches(false);
+        let module = module.map_err(|error| match switches {
+            true => format!(
+                "functions of a module, and where it switches interrupts and preemption, are not traced: {error}"
+            ),
+            false => format!("functions of a module are not traced: {error}"),
+        })?;
         let module = Arc::new(module);
         let name = Arc::clone(&module.name);
         let came = self.came.get_or_insert_default();

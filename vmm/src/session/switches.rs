@@ -45,7 +45,9 @@ impl Unswitched {
 
     /// What was found in a module, which may not be the first time.
     fn found(&mut self, found: &FoundSwitches) {
-        let places = found.unusable.as_ref().ok().filter(|places| !places.is_empty());
+        // What was known of one that cannot be read by now is so still.
+        let Ok(places) = &found.unusable else { return };
+        let places = Some(places).filter(|places| !places.is_empty());
         if places.is_none() && found.torn == 0 && !self.modules.contains_key(&found.module) {
             return;
         }
@@ -120,7 +122,7 @@ fn examples(mut modules: Vec<(usize, &str)>) -> (usize, String) {
 
 impl Controller {
     /// Whether something that switches interrupts, or else preemption, is traced.
-    fn traces_switches(&self, interrupts: bool) -> bool {
+    pub(super) fn traces_switches(&self, interrupts: bool) -> bool {
         let mut events = self.tracing.events.iter().filter_map(TracedEvent::switch);
         events.any(|switch: Switch| switch.is_of_interrupts() == interrupts)
     }

@@ -11,6 +11,8 @@ use super::sweep::{CountPlace, Counted, Edge, How, Sweep};
 /// Places that are kept of each kind: a hundred times what the largest module has, so that a guest's
 /// cannot fill memory.
 const MOST: usize = 1 << 17;
+/// Edges of a module: ten times what the largest has. A guest waits while they are gone through.
+const MOST_EDGES: usize = 1 << 21;
 /// `int3`.
 const BREAKPOINT: u8 = 0xcc;
 
@@ -52,6 +54,7 @@ impl ModuleCode {
             let range = piece.start..piece.start.saturating_add(len).min(next);
             let mut sweep = Sweep::new(&range, &piece.bytes, None);
             sweep.count = count;
+            sweep.most = MOST_EDGES.saturating_sub(code.edges.len());
             let location = piece.site.map(|(_, location)| location);
             let number = u32::try_from(number).unwrap_or(u32::MAX);
             let swept = sweep.piece(number, &range, location);
@@ -79,8 +82,13 @@ impl ModuleCode {
         }
         for i in 0..code.edges.len() {
             let target = code.edges.get(i).map_or(0, |edge| edge.target);
-            if let Some(piece) = code.at(target).and_then(|at| code.pieces.get_mut(at)) {
+            let Some(number) = code.at(target) else { continue };
+            // Behind a return it looks like filling.
+            let bytes = text.pieces.get(number).and_then(|piece| piece.from(target));
+            let probed = matches!(bytes, Some([BREAKPOINT, ..]));
+            if let Some(piece) = code.pieces.get_mut(number) {
                 piece.targets.set(target);
+                piece.torn |= probed;
             }
         }
         code
@@ -118,5 +126,27 @@ impl ModuleCode {
     pub(crate) fn is_led_into(&self, address: u64, count: u8) -> bool {
         let (behind, count) = (address.wrapping_add(1), count.saturating_sub(1));
         self.piece(address).is_none_or(|piece| piece.targets.any(behind, count))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exits::module::ModulePiece;
+
+    // A module of returns alone would fill memory while its guest waits.
+    #[test]
+    fn edges_are_bounded_over_all_functions() {
+        const LEN: usize = 1 << 20;
+        let piece = |number: u64| ModulePiece {
+            start: 0xffff_ffff_c000_0000 + number * LEN as u64,
+            bytes: vec![0xc3; LEN].into(),
+            ..ModulePiece::default()
+        };
+        let text = ModuleText { pieces: (0..4).map(piece).collect(), ..ModuleText::default() };
+        let code = ModuleCode::new(&text, None);
+        assert!(code.edges.len() <= MOST_EDGES + 8, "{}", code.edges.len());
+        let missing: Vec<_> = code.pieces.iter().map(|piece| piece.missing.is_some()).collect();
+        assert_eq!((missing, code.torn()), (vec![false, false, true, true], 2));
     }
 }

@@ -100,6 +100,8 @@ pub(super) struct Sweep<'a> {
     pub(super) callers: Vec<u32>,
     /// Code after an instruction that does not go on to the next, by piece.
     pub(super) blocks: Vec<Block>,
+    /// Most edges, and most blocks: code that has more is not gone through.
+    pub(super) most: usize,
     /// A count of the CPU.
     pub(super) count: Option<CountPlace>,
     /// Where it is written.
@@ -120,10 +122,17 @@ impl<'a> Sweep<'a> {
             targets: Marks::new(text),
             callers: Vec::new(),
             blocks: Vec::new(),
+            most: MOST_EDGES,
             count: None,
             counted: Vec::new(),
             flags: Vec::new(),
         }
+    }
+
+    /// Whether a breakpoint is there.
+    fn is_breakpoint(&self, address: u64) -> bool {
+        let at = address.checked_sub(self.text.start).and_then(|at| usize::try_from(at).ok());
+        at.and_then(|at| self.bytes.get(at)) == Some(&0xcc)
     }
 
     /// Decodes a piece of code. `site` is where it may call `__fentry__`: a call elsewhere begins
@@ -151,7 +160,7 @@ impl<'a> Sweep<'a> {
             self.decoder.decode_out(&mut instruction);
             let next = instruction.next_ip();
             let code = instruction.code();
-            let full = self.edges.len().max(self.blocks.len()) > MOST_EDGES;
+            let full = self.edges.len().max(self.blocks.len()) > self.most;
             if code == Code::INVALID || next > piece.end || next <= at || full {
                 return broken(at);
             }
@@ -183,6 +192,8 @@ impl<'a> Sweep<'a> {
                     _ => Some(How::Conditional),
                 };
                 self.targets.set(target);
+                // Behind a return it looks like filling.
+                stops |= self.is_breakpoint(target);
                 if matches!(how, Some(How::Jump | How::Short)) {
                     ended = Some(next);
                 }

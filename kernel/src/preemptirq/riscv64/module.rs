@@ -18,12 +18,12 @@ pub(in crate::preemptirq) fn find(text: &ModuleText, count: Option<u64>) -> Modu
     let mut unusable = Vec::new();
     let mut counts = [0; 2];
     for piece in &text.pieces {
-        let mut at = 0;
+        let (mut at, mut before) = (0, 0);
         while let Some((len, word)) = instruction(&piece.bytes, at) {
             let address = piece.start.wrapping_add(wide(at));
             let [interrupts, preemption] = &mut counts;
             let own = match len {
-                4 if switches(word) => Some((true, interrupts)),
+                4 if switches(word) && !is_of_others(before, word) => Some((true, interrupts)),
                 4 if count.is_some_and(|count| changes(word, count)) => Some((false, preemption)),
                 _ => None,
             };
@@ -31,7 +31,7 @@ pub(in crate::preemptirq) fn find(text: &ModuleText, count: Option<u64>) -> Modu
                 *count += 1;
                 unusable.push(UnusableSwitch { address, is_of_interrupts, why: WHY });
             }
-            at += len;
+            (at, before) = (at + len, word);
         }
     }
     ModuleSwitches { unusable, ..ModuleSwitches::default() }
@@ -57,6 +57,13 @@ fn switches(word: u32) -> bool {
     }
 }
 
+/// Whether the register of such an instruction was loaded just before with bits that are not of interrupts, such as
+/// `SR_SUM` for accesses to user memory.
+fn is_of_others(before: u32, word: u32) -> bool {
+    const LUI: u32 = 0x37;
+    word >> 12 & 7 < 4 && before & 0x7f == LUI && before >> 7 & 31 == u32::from(source(word))
+}
+
 /// `sw` to the count of the current task.
 fn changes(word: u32, count: u64) -> bool {
     word & 0x707f == 0x2023 && source(word) == TP && u64::from(store_offset(word)) == count
@@ -70,7 +77,7 @@ mod tests {
     #[test]
     fn what_is_plain_is_counted() {
         const BASE: u64 = 0xffff_ffff_0200_0000;
-        let code: [&[u8]; 9] = [
+        let code: [&[u8]; 11] = [
             // c.nop
             &[0x01, 0x00],
             // csrrci a5, sstatus, 2; csrsi sstatus, 2; csrs sstatus, s1
@@ -84,6 +91,9 @@ mod tests {
             // sw a5, 8(tp); sw a5, 8(sp)
             &0x00f2_2423_u32.to_le_bytes(),
             &0x00f1_2423_u32.to_le_bytes(),
+            // lui a4, 0x40; csrs sstatus, a4: accesses to user memory
+            &0x0004_0737_u32.to_le_bytes(),
+            &0x1007_2073_u32.to_le_bytes(),
         ];
         // Half an instruction at the end is none.
         let bytes = [&code.concat()[..], &[0x73, 0x70, 0x01]].concat();

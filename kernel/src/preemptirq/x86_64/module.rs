@@ -178,6 +178,9 @@ mod tests {
             let torn = text(&[&[CLI], &NOP, &code, &[0xc3]]);
             assert_eq!(places(&torn), (vec![sti], 1), "{code:x?}");
         }
+        // A probe where only a jump leads to.
+        let probed = text(&[&[0xeb, 0x01], &[0xc3], &[0xcc], &NOP, &[0xc3]]);
+        assert_eq!(places(&probed), (vec![sti], 1));
         // Where nothing goes on to it, it is only known by the table.
         let behind = text(&[&[CLI], &NOP, &[0xc3], &[0xcc; 5]]);
         assert_eq!(places(&behind), (vec![(5, SwitchKind::Cli), sti], 0));
