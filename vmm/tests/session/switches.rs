@@ -4,7 +4,7 @@ use crate::fake_guest::module::CODE;
 use crate::machine::{FakeVm, OF_MODULE, Ran, Step, Trouble, run};
 use crate::{Subject, boot, call, tracing};
 use vmtrace::analyze::latency::Kind;
-use vmtrace::serve::Control;
+use vmtrace::serve::{Control, Globs};
 
 const ON: &str = "x86_64-6.12";
 /// Where the module's function `plain` has `cli`, and behind that `sti`.
@@ -75,7 +75,11 @@ fn what_could_not_be_seen_is_looked_for_when_others_are_traced() {
         if whole {
             steps.push(Step::Does(|vm| vm.put(STI + 6, &[0xc3])));
         }
+        // Triggers pause and resume, and a vCPU stands there.
         steps.push(Step::Asks(vec![Control::Pause, Control::Resume]));
+        steps.push(Step::Does(|vm| assert_eq!(are_held(vm), [false; 2])));
+        let other = Globs { filter: vec!["vfs_open".to_owned()], notrace: Vec::new() };
+        steps.push(Step::Asks(vec![Control::Filter(other)]));
         steps
     };
     let held = |vm: &FakeVm| assert_eq!(are_held(vm), [true; 2]);
