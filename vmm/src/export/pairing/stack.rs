@@ -234,6 +234,14 @@ impl Stack {
                 steps.step(Step::Tailed { depth, shown });
                 return true;
             }
+            // Jumped to what is traced where it is left, but not where it is entered.
+            let goes_on = top.tail == Some(call.function);
+            if goes_on {
+                top.tail = Some(call.other);
+                let Place { depth, shown, .. } = self.place(choice, max_depth);
+                steps.step(Step::Tailed { depth, shown });
+                return true;
+            }
             self.leave(chain, steps);
         }
         let Place { depth, shown, .. } = self.place(choice, max_depth);

@@ -202,6 +202,20 @@ fn what_was_open_at_the_start_has_no_duration() {
     assert_eq!(trace.leave(C, 0x300), "out 3 at 0 after 10");
 }
 
+// Where only a part of the call tree is recorded, what a function jumps to is too deep for that, and where it is left is not.
+#[test]
+fn a_chain_of_jumps_whose_entries_are_not_there_ends_with_its_return() {
+    let mut trace = Trace::new();
+    trace.enter(A, HERE, 0x300);
+    assert_eq!(trace.jump(A, B, 0x300), "jump at 0");
+    assert_eq!(trace.jump(B, C, 0x300), "jump at 1");
+    assert_eq!(trace.leave(C, 0x300), "out ? at 1 after ?; out 1 at 0 after 30");
+    trace.enter(A, HERE, 0x300);
+    trace.jump(A, B, 0x300);
+    // Another one is left there.
+    assert_eq!(trace.jump(C, B, 0x300), "left 1; jump at 0");
+}
+
 #[test]
 fn what_is_open_at_the_end_is_told() {
     let mut trace = Trace::new();
