@@ -102,7 +102,8 @@ impl Args {
             FormatArg::Top => Box::new(Top::new(&mut out)),
             _ => Box::new(Text::new(&mut out)),
         };
-        let export = self.view.pick(export);
+        // Its notes are not shown: what has no record yet may have one later.
+        let export = self.view.pick(export, true);
         let missed = Cell::new(0);
         let export: Box<dyn Export + '_> = Box::new(Counted { export, missed: &missed });
         let mut player = self.view.apply(Player::new(export));
