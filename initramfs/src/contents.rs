@@ -24,6 +24,44 @@ const TYPE: u32 = 0o170_000;
 const DIRECTORY: u32 = 0o040_000;
 const LINK: u32 = 0o120_000;
 
+/// How what the kernel takes begins: archives, of which it refuses an old form in its log, and its
+/// compressions, by as many bytes as it looks at.
+const BEGINNINGS: [&[u8]; 9] = [
+    b"0707",
+    &[0x1f, 0x8b],
+    &[0x1f, 0x9e],
+    b"BZ",
+    &[0x5d, 0],
+    &[0xfd, b'7'],
+    &[0x89, b'L'],
+    &[0x02, 0x21],
+    &[0x28, 0xb5],
+];
+
+/// File systems that the kernel takes from an initial RAM disk in place of an archive, and where they say so: ext2
+/// and later, minix (of two lengths of names), cramfs, romfs and squashfs.
+const FILE_SYSTEMS: [(usize, &[u8]); 7] = [
+    (0x438, &[0x53, 0xef]),
+    (0x410, &[0x7f, 0x13]),
+    (0x410, &[0x8f, 0x13]),
+    (0, &[0x45, 0x3d, 0xcd, 0x28]),
+    (0x200, &[0x45, 0x3d, 0xcd, 0x28]),
+    (0, b"-rom1fs-"),
+    (0, b"hsqs"),
+];
+
+/// Whether that may be an initial RAM disk, by how it begins: one whose contents nobody here knows, too.
+#[must_use]
+pub fn is_initrd(content: &[u8]) -> bool {
+    let has = |(at, magic): (usize, &[u8])| {
+        content.get(at..).is_some_and(|content| content.starts_with(magic))
+    };
+    // As the kernel skips them.
+    let zeros = content.iter().take_while(|byte| **byte == 0).count();
+    let begins = |magic| has((zeros, magic));
+    content.is_empty() || BEGINNINGS.into_iter().any(begins) || FILE_SYSTEMS.into_iter().any(has)
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Entry {
     Directory,

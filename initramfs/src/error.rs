@@ -54,6 +54,13 @@ pub enum Error {
         .0.display()
     )]
     NoModules(PathBuf),
+    /// A directory in which modules would be looked for all day.
+    #[error(
+        "{} has too many files to look for kernel modules without a modules.dep; give a directory like \
+         /lib/modules/RELEASE",
+        .0.display()
+    )]
+    TooManyFiles(PathBuf),
     /// A directory that has more than the modules of one kernel.
     #[error(
         "{} has no modules.dep, and several modules {name} below it ({}, {}); give the directory of one \

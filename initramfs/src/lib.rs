@@ -10,7 +10,7 @@ mod userland;
 
 pub use archive::Archive;
 pub use built_in::{AGENT, AGENT_BESIDE, AgentAs, Builder, add_agent};
-pub use contents::Contents;
+pub use contents::{Contents, is_initrd};
 pub use error::Error;
 pub use modules::{LoadedModule, Modules};
 pub use userland::{APPLETS, Userland};

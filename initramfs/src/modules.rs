@@ -1,5 +1,6 @@
 //! Kernel modules: the files that a module needs, in load order, and their decompressed content.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Read};
@@ -31,6 +32,8 @@ pub struct Modules {
 struct Module {
     file: PathBuf,
     needs: Vec<String>,
+    /// Another one of that name, of the same kernel: nobody knows which one is meant.
+    other: Option<PathBuf>,
 }
 
 /// A module ready to be loaded.
@@ -51,7 +54,7 @@ impl Modules {
             Self { dir: dir.to_owned(), by_name: BTreeMap::new(), builtin: BTreeSet::new() };
         match fs::read_to_string(&dep) {
             Ok(text) => modules.parse_dep(&text),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => modules.scan()?,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => modules.scan(MOST_ENTRIES)?,
             Err(reason) => return Err(Error::Open { path: dep, reason }),
         }
         if modules.by_name.is_empty() {
@@ -110,9 +113,17 @@ impl Modules {
         }
     }
 
-    /// The ELF file of a module of this name, decompressed.
+    /// The ELF file of a module of this name, decompressed. Of a name that several have that is an error.
     pub fn read(&self, name: &str) -> Result<Vec<u8>, Error> {
+        if let Some(Module { file, other: Some(other), .. }) = self.by_name.get(name) {
+            return Err(self.several(name, [file, other]));
+        }
         read_module(&self.path(name))
+    }
+
+    fn several(&self, name: &str, pair: [&Path; 2]) -> Error {
+        let pair = Box::new(pair.map(Path::to_owned));
+        Error::Several { name: name.to_owned(), dir: self.dir.clone(), pair }
     }
 
     /// The file of a module of this name; empty if there is none.
@@ -126,13 +137,14 @@ impl Modules {
             let Some(name) = module_name(file) else { continue };
             // In modules.dep the list is already complete, outermost first.
             let needs = needs.split_whitespace().rev().filter_map(module_name).collect();
-            self.by_name.insert(name, Module { file: PathBuf::from(file), needs });
+            self.by_name.insert(name, Module { file: PathBuf::from(file), needs, other: None });
         }
     }
 
-    /// Looks for modules in all directories below. Of several that have one name nobody knows which one
-    /// is meant: they are of several kernels.
-    fn scan(&mut self) -> Result<(), Error> {
+    /// Looks for modules in all directories below, of at most so many entries. A kernel's own build tree may
+    /// have copies, and what was installed from it; but of those of several kernels nobody knows which are
+    /// meant.
+    fn scan(&mut self, most: u32) -> Result<(), Error> {
         let mut todo = vec![self.dir.clone()];
         let (mut found, mut entries) = (BTreeMap::new(), 0_u32);
         while let Some(dir) = todo.pop() {
@@ -141,26 +153,47 @@ impl Modules {
                 let entry = entry.map_err(open)?;
                 let path = entry.path();
                 entries += 1;
-                if entries > MOST_ENTRIES {
-                    return Err(Error::NoModules(self.dir.clone()));
+                if entries > most {
+                    return Err(Error::TooManyFiles(self.dir.clone()));
                 }
                 if entry.file_type().is_ok_and(|t| t.is_dir()) {
                     todo.push(path);
                 } else if let Some(name) = path.to_str().and_then(module_name) {
-                    let second = path.clone();
-                    if let Some(first) = found.insert(name.clone(), path) {
-                        let (dir, pair) = (self.dir.clone(), Box::new([first, second]));
-                        return Err(Error::Several { name, dir, pair });
+                    match found.entry(name) {
+                        Entry::Vacant(place) => {
+                            place.insert((path, None));
+                        }
+                        Entry::Occupied(mut place) => match are_same(&place.get().0, &path) {
+                            Some(true) => {}
+                            Some(false) => place.get_mut().1 = Some(path),
+                            None => return Err(self.several(place.key(), [&place.get().0, &path])),
+                        },
                     }
                 }
             }
         }
-        for (name, file) in found {
+        for (name, (file, other)) in found {
             let needs = depends(&read_module(&file)?);
-            self.by_name.insert(name, Module { file, needs });
+            self.by_name.insert(name, Module { file, needs, other });
         }
         Ok(())
     }
+}
+
+/// Whether two files are one module, which may be stripped or signed in one of them. `None` if they are not
+/// known to be of one kernel.
+fn are_same(one: &Path, other: &Path) -> Option<bool> {
+    let [one, other] = [read_module(one).ok()?, read_module(other).ok()?];
+    if one == other {
+        return Some(true);
+    }
+    let [magic, of_other] = [&one, &other].map(|content| Some(vermagic(content)?.to_owned()));
+    if magic? != of_other? {
+        return None;
+    }
+    let id = |content| object::File::parse(content).ok()?.build_id().ok()?.map(<[u8]>::to_vec);
+    let (id, of_other) = (id(&*one), id(&*other));
+    Some(id.is_some() && id == of_other)
 }
 
 /// `kernel/net/a-b.ko.xz` is `a_b`; anything else is no module.
@@ -198,16 +231,23 @@ fn unpack(from: impl Read) -> io::Result<Vec<u8>> {
     Ok(out)
 }
 
-/// The `depends=` line of a module's `.modinfo`.
-fn depends(content: &[u8]) -> Vec<String> {
-    let info = object::File::parse(content)
+/// The values of a key of a module's `.modinfo`, such as `depends=`.
+fn info<'a>(content: &'a [u8], key: &'a str) -> impl Iterator<Item = &'a str> {
+    let section = object::File::parse(content)
         .ok()
-        .and_then(|elf| {
-            elf.section_by_name(".modinfo").and_then(|s| s.data().ok().map(<[u8]>::to_vec))
-        })
+        .and_then(|elf| elf.section_by_name(".modinfo").and_then(|s| s.data().ok()))
         .unwrap_or_default();
-    info.split(|b| *b == 0)
-        .filter_map(|entry| std::str::from_utf8(entry).ok()?.strip_prefix("depends="))
+    let texts = section.split(|b| *b == 0).filter_map(|entry| std::str::from_utf8(entry).ok());
+    texts.filter_map(move |entry| entry.strip_prefix(key))
+}
+
+/// What a module is of: a kernel's release, and the options that change what its modules are.
+fn vermagic(content: &[u8]) -> Option<&str> {
+    info(content, "vermagic=").next()
+}
+
+fn depends(content: &[u8]) -> Vec<String> {
+    info(content, "depends=")
         .flat_map(|list| list.split(','))
         .filter(|name| !name.is_empty())
         .map(|name| name.replace('-', "_"))
@@ -282,6 +322,78 @@ mod tests {
         assert!(matches!(Modules::open(empty.path()), Err(Error::NoModules(_))));
     }
 
+    /// A module of that kernel, with a build ID.
+    fn module(vermagic: &str, id: u8, more: &str) -> Vec<u8> {
+        let names = b"\0.modinfo\0.note\0.names\0";
+        let info = format!("vermagic={vermagic}\0depends=\0{more}");
+        let note =
+            [4_u32.to_le_bytes(), 4_u32.to_le_bytes(), 3_u32.to_le_bytes(), *b"GNU\0", [id; 4]];
+        let parts = [
+            (0, 0, &[][..]),
+            (1, 1, info.as_bytes()),
+            (10, 7, note.as_flattened()),
+            (16, 3, names),
+        ];
+        let (mut sections, mut content, size) = (Vec::new(), Vec::new(), 64 * (parts.len() + 1));
+        for (name, kind, part) in parts {
+            sections.extend([name, kind].into_iter().flat_map(u32::to_le_bytes));
+            let offset = (size + content.len()) as u64;
+            let words = [0, 0, offset, part.len() as u64, 0, 4, 0];
+            sections.extend(words.into_iter().flat_map(u64::to_le_bytes));
+            content.extend_from_slice(part);
+        }
+        let mut file = b"\x7fELF\x02\x01\x01".to_vec();
+        file.resize(16, 0);
+        file.extend([1_u16, 62].into_iter().flat_map(u16::to_le_bytes));
+        file.extend([1_u32, 0, 0, 0, 0, 64, 0, 0].into_iter().flat_map(u32::to_le_bytes));
+        file.extend([64_u16, 0, 0, 64, 4, 3].into_iter().flat_map(u16::to_le_bytes));
+        [file, sections, content].concat()
+    }
+
+    // A kernel's build tree has copies of its tests' modules, and perhaps all that was installed from it.
+    #[test]
+    fn a_module_may_be_there_twice() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |path: &str, content: &[u8]| {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, content).unwrap();
+        };
+        file("drivers/a.ko", &module("6.1 SMP", 1, ""));
+        file("copy/a.ko", &module("6.1 SMP", 1, ""));
+        file("out/lib/modules/a.ko", &module("6.1 SMP", 1, "signed"));
+        file("drivers/b.ko", &module("6.1 SMP", 2, ""));
+        file("tests/b.ko", &module("6.1 SMP", 3, ""));
+        let modules = Modules::open(dir.path()).unwrap();
+        assert_eq!(modules.names().collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(modules.resolve(&["a"]).unwrap().len(), 1);
+        // Nobody knows which one; but that matters only to who wants it.
+        let error = modules.resolve(&["a", "b"]).unwrap_err().to_string();
+        assert!(error.contains("several modules b") && error.contains("tests/b.ko"), "{error}");
+        assert!(matches!(modules.read("b"), Err(Error::Several { .. })));
+        file("old/a.ko", &module("6.0 SMP", 1, ""));
+        assert!(
+            matches!(Modules::open(dir.path()), Err(Error::Several { name, .. }) if name == "a")
+        );
+    }
+
+    // Modules were found, or may be behind what was looked at.
+    #[test]
+    fn a_directory_that_is_too_large_is_called_that() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a.ko", "b.ko"] {
+            fs::write(dir.path().join(name), elf()).unwrap();
+        }
+        let scan = |most| {
+            let (dir, by_name, builtin) = (dir.path().to_owned(), BTreeMap::new(), BTreeSet::new());
+            let mut modules = Modules { dir, by_name, builtin };
+            modules.scan(most).map(|()| modules.names().count())
+        };
+        assert_eq!(scan(2).unwrap(), 2);
+        let error = scan(1).unwrap_err().to_string();
+        assert!(error.contains("too many files") && !error.contains("has no"), "{error}");
+    }
+
     // Modules of another kernel would be loaded; and to read those of all kernels takes minutes.
     #[test]
     fn a_directory_of_several_kernels_is_an_error() {
@@ -289,7 +401,7 @@ mod tests {
         let file = |path: &str| {
             let path = dir.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
-            // None is read.
+            // What is read is the first pair at most.
             fs::write(&path, "no ELF file").unwrap();
         };
         file("6.1/kernel/a-b.ko.xz");

@@ -221,6 +221,30 @@ fn a_running_guest_has_no_other_vcpus() {
     }
 }
 
+// The trace of yesterday, given up for a vCPU that there is not.
+#[test]
+fn a_refused_stream_leaves_its_file_as_it_is() {
+    static STREAM: OnceLock<Vec<u8>> = OnceLock::new();
+    let (directory, socket) = answering(STREAM.get_or_init(stream));
+    let (socket, file) = (socket.to_str().unwrap(), directory.path().join("file"));
+    let old = "of yesterday\n".repeat(10_000);
+    for format in ["text", "json", "top", "raw"] {
+        fs::write(&file, &old).unwrap();
+        let run = |cpu: &str| {
+            let command = ["stream", socket, "--format", format, "--cpu", cpu, "-o"];
+            vmtrace(&command).arg(&file).output().unwrap().status.code()
+        };
+        // The bytes themselves are of all vCPUs.
+        if format != "raw" {
+            assert_eq!(run("7"), Some(2), "{format}");
+            assert!(fs::read_to_string(&file).unwrap() == old, "{format}");
+        }
+        assert_eq!(run("0"), Some(0), "{format}");
+        let new = fs::read(&file).unwrap();
+        assert!(!new.is_empty() && !new.ends_with(b"yesterday\n"), "{format}");
+    }
+}
+
 // In one line, and once.
 #[test]
 fn causes_are_said_once() {

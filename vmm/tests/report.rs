@@ -384,8 +384,117 @@ fn what_is_compared_and_checked_is_there() {
     }
     let (code, text) = said(&["diff", a, b, "-f", "vfs_raed", "--comm", "nosuch"]);
     let notes = "vmtrace: note: -f vfs_raed: neither trace has a record of such a function; near: vfs_read\n\
-                 vmtrace: note: --comm nosuch: neither trace has a task of such a name\n";
+                 vmtrace: note: --comm nosuch: of what is otherwise asked for, neither trace has a record of a \
+                 task of such a name\n";
     assert_eq!((code, &*text), (Some(0), notes));
+    let (_, text) = said(&["diff", a, b, "--comm", "nosuch"]);
+    assert_eq!(text, "vmtrace: note: --comm nosuch: neither trace has a task of such a name\n");
+    let (_, text) = said(&["diff", a, b, "-f", "x*", "--tracer", "files"]);
+    let note = "-f x*: in neither trace has tracer files a record of such a function\n";
+    assert_eq!(text, format!("vmtrace: note: {note}"));
+}
+
+/// Of two tracers: one has recorded vfs_read in cat, on vCPU 0, the other one later tcp_sendmsg in curl.
+fn tracers() -> Vec<u8> {
+    let header = Header {
+        arch: "x86_64".into(),
+        clock_hz: 1_000_000_000,
+        vcpus: 2,
+        address_base: Header::TOP_4_GIB,
+        ..Header::default()
+    };
+    let mut writer = Writer::new(Vec::new(), &header).expect("header");
+    let all = [("files", "vfs_read", &b"cat"[..]), ("net", "tcp_sendmsg", b"curl")];
+    for (number, (tracer, function, comm)) in (0_u8..).zip(all) {
+        let (vcpu, pid) = (u32::from(number), u32::from(number) + 1);
+        let at = 0xffff_ffff_8100_0000 + 16 * u64::from(number);
+        writer.symbols([Symbol::new(at, 16, function)]).expect("room");
+        writer.task(Task::new(pid, pid, comm)).expect("memory");
+        writer.tracer(Tracer { number, name: tracer, description: "" }).expect("memory");
+        let (time, function) = (1_000_000 * u64::from(number), 0x8100_0000 + 16 * vcpu);
+        let record = EntryRecord::new(time, function, 0x8100_0001, pid).of_tracer(number);
+        writer.entries(vcpu, &[record]).expect("vCPU");
+    }
+    writer.end(&Summary { exit: Exit::Poweroff, ..Summary::default() }).expect("memory");
+    writer.into_inner().expect("memory")
+}
+
+// What one option has left says nothing about all of a trace.
+#[test]
+fn notes_are_about_what_was_looked_at() {
+    let (file, calls, folder) =
+        (file(&tracers()), file(&calls()), tempfile::tempdir().expect("a directory"));
+    let [path, calls] = [&file, &calls].map(|file| file.path().to_str().expect("UTF-8"));
+    let said = |arguments: &[&str]| {
+        let mut command = vmtrace(arguments);
+        let output = command.current_dir(folder.path()).output().expect("it runs");
+        let text = String::from_utf8(output.stderr).expect("UTF-8");
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {text}");
+        text
+    };
+    let rest = "no record of what is otherwise asked for is of";
+    for (options, note) in [
+        (
+            ["-f", "vfs_read", "--comm", "curl"],
+            format!("--comm curl: {rest} a task of such a name"),
+        ),
+        (["-n", "tcp_*", "--pid", "2"], format!("--pid 2: {rest} that process id")),
+        (["--tracer", "files", "--follow", "curl"], format!("--follow curl: {rest} such a task")),
+        (["--tracer", "files", "--cpu", "1"], format!("--cpu 1: {rest} that vCPU")),
+        (["-f", "vfs_read", "--since", "1ms"], format!("--since: {rest} that time")),
+        (["-f", "tcp_*", "--until", "500us"], format!("--until: {rest} that time")),
+        (["--callers", "vfs_read", "--pid", "2"], format!("--pid 2: {rest} that process id")),
+    ] {
+        let text = said(&[&["report", path], &options[..]].concat());
+        assert_eq!(text, format!("vmtrace: note: {note}\n"), "{options:?}");
+    }
+    for option in [["--min-duration", "1s"], ["--graph-root", "nosuch"]] {
+        let text = said(&[&["report", calls, "--pid", "1"], &option[..]].concat());
+        assert!(text.contains(&format!("--pid 1: {rest} that process id\n")), "{text}");
+    }
+    let text = said(&["report", calls, "--max-depth", "1", "--pid", "9"]);
+    assert!(text.contains(&format!("--pid 9: {rest} that process id\n")), "{text}");
+    // Of all records the times are known.
+    for (command, option) in [("report", "--since"), ("report", "--until"), ("convert", "--since")]
+    {
+        let at = if option == "--since" { "99" } else { "0.0" };
+        let (late, out) = (["--pid", "2", option, at], ["-o", "out.csv"]);
+        let out = if command == "convert" { &out[..] } else { &[] };
+        let text = said(&[&[command, path], &late[..], out].concat());
+        let times =
+            "no record is of that time: the first is at 0.000000 s, the last at 0.001000 s\n";
+        let is_met = option == "--until";
+        assert_eq!(text.contains(&format!("note: {option}: {times}")), !is_met, "{text}");
+    }
+    let note = "vmtrace: note: -f tcp_sendmsg: tracer files has no record of such a function; there is only vfs_read\n";
+    let options = ["--tracer", "files", "-f", "tcp_sendmsg"];
+    assert_eq!(said(&[&["report", path], &options[..]].concat()), note);
+    for out in ["out.vmt", "out.csv"] {
+        for part in [&[][..], &["--until", "99"]] {
+            let text = said(&[&["convert", path, "-o", out], &options[..], part].concat());
+            assert!(text.ends_with(note), "{out} {part:?}: {text}");
+        }
+    }
+}
+
+// A trace of before its only tracer had a name, in which nothing happened.
+#[test]
+fn the_only_tracer_has_a_name_for_all_commands() {
+    let header = Header { vcpus: 1, clock_hz: 1, ..Header::default() };
+    let mut writer = Writer::new(Vec::new(), &header).expect("header");
+    writer.end(&Summary::default()).expect("memory");
+    let file = file(&writer.into_inner().expect("memory"));
+    let path = file.path().to_str().expect("UTF-8");
+    let folder = tempfile::tempdir().expect("a directory");
+    for command in [&["report", path][..], &["convert", path, "-o", "out.vmt"]] {
+        for (tracer, code) in [("tracer0", 0), ("tracer1", 2)] {
+            let mut command = vmtrace(&[command, &["--tracer", tracer]].concat());
+            let output = command.current_dir(folder.path()).output().expect("it runs");
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(code), "{text}");
+            assert_eq!(text.contains("near: tracer0"), code == 2, "{text}");
+        }
+    }
 }
 
 #[test]

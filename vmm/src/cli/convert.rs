@@ -15,7 +15,7 @@ use super::clock::Clock;
 use super::life;
 use super::losses::{self, Counted};
 use super::view::{check_span, parse_moment, parse_name};
-use super::wanted::{IN_ONE, Wanted};
+use super::wanted::{Wanted, none_of};
 use super::{BadUsage, report, view};
 use crate::convert::{Format, Output, Tally};
 use crate::export::{
@@ -203,7 +203,8 @@ fn convert(args: Args) -> Result<u8> {
     let mut seen_here = wanted.clone();
     if !part.is_all() {
         let scratch = output.scratch().with_context(|| format!("cannot write {shown}"))?;
-        (source, torn) = part_of(source, &name, scratch, (part, clock), (&wanted, &mut notes))?;
+        let seer = (&wanted, tracer.clone());
+        (source, torn) = part_of(source, &name, scratch, (part, clock), (seer, &mut notes))?;
         // All functions were seen: of the part there may be fewer.
         seen_here = Wanted::default();
     }
@@ -218,6 +219,7 @@ fn convert(args: Args) -> Result<u8> {
     } else {
         Box::new(Picked::new(export, times)) as Box<dyn Export>
     };
+    let none = none_of(tracer.as_deref());
     let mut player = view::choose(Player::new(export), (filter, notrace), &seen_here);
     if let Some(tracer) = tracer {
         player = player.with_tracer(tracer);
@@ -245,20 +247,20 @@ fn convert(args: Args) -> Result<u8> {
     // The run has told of them itself.
     if let Some(summary) = played.summary.filter(|_| !once_told) {
         losses::tell(&summary, missed.get())?;
-        notes.extend(wanted.notes(IN_ONE));
+        notes.extend(wanted.notes(&none));
         report::tell_notes(&notes);
     }
     Ok(0)
 }
 
 /// A trace that has only a part of another, in `file`, and whether that other was whole. `wanted` sees
-/// the functions of all of it.
+/// the functions of all of it, or of all that one tracer has recorded.
 fn part_of(
     mut source: File,
     name: &str,
     mut file: File,
     (part, clock): (Pick, Clock),
-    (wanted, notes): (&Wanted, &mut Vec<String>),
+    ((wanted, tracer), notes): ((&Wanted, Option<String>), &mut Vec<String>),
 ) -> Result<(File, Result<()>)> {
     let mut zero = None;
     if clock == Clock::Guest {
@@ -271,7 +273,7 @@ fn part_of(
     let shown = || "cannot write a temporary file".to_owned();
     let sink = io::BufWriter::with_capacity(PIECE, file.try_clone().with_context(shown)?);
     let mut refilter = Refilter::by_names(sink, Globs::default(), None).with_part(part, zero);
-    refilter = seeing(refilter, wanted);
+    refilter = seeing(refilter, wanted, tracer);
     let whole = cut(&mut source, name, &mut refilter, &shown)?.map(|_| ());
     notes.extend(refilter.notes());
     let is_empty = file.stream_position().with_context(shown)? == 0;
@@ -282,13 +284,17 @@ fn part_of(
     }
 }
 
-/// A refilter that shows `wanted` all functions, if that looks for any.
-fn seeing<W: io::Write>(refilter: Refilter<W>, wanted: &Wanted) -> Refilter<W> {
+/// A refilter that shows `wanted` all functions, or those of one tracer, if that looks for any.
+fn seeing<W: io::Write>(
+    refilter: Refilter<W>,
+    wanted: &Wanted,
+    tracer: Option<String>,
+) -> Refilter<W> {
     if wanted.is_done() {
         return refilter;
     }
     let wanted = wanted.clone();
-    refilter.with_seer(move |name, module| {
+    refilter.with_seer(tracer, move |name, module| {
         wanted.see(name, module);
         !wanted.is_done()
     })
@@ -342,10 +348,11 @@ fn trace(
         None => Box::new(file),
     };
     let wanted = Wanted::new([("-f", &*globs.filter)]);
-    let mut refilter = Refilter::by_names(sink, globs, tracer).with_part(part, None);
-    refilter = seeing(refilter, &wanted);
+    let none = none_of(tracer.as_deref());
+    let mut refilter = Refilter::by_names(sink, globs, tracer.clone()).with_part(part, None);
+    refilter = seeing(refilter, &wanted, tracer);
     let played = cut(&mut source, name, &mut refilter, &shown)?;
-    let notes = [refilter.notes(), wanted.notes(IN_ONE)].concat();
+    let notes = [refilter.notes(), wanted.notes(&none)].concat();
     drop(refilter);
     // What is whole of a torn trace is worth having; nothing of what is none.
     if output.handle().and_then(|file| file.metadata()).is_ok_and(|file| file.len() > 0) {

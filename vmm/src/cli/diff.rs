@@ -74,8 +74,19 @@ pub fn run(args: &Args) -> Result<u8> {
     whole_a.context(name_a)?;
     whole_b.context(name_b)?;
     let unmet = a.unmet().iter().filter(|glob| b.unmet().contains(glob));
-    let tasks = unmet.map(|glob| format!("--comm {glob}: neither trace has a task of such a name"));
-    tell_notes(&wanted.notes("neither trace has a record"));
+    let of_some = !args.filter.is_empty() || !args.notrace.is_empty() || args.tracer.is_some();
+    // Of functions and tracers that are not compared, no task is known.
+    let none = if of_some {
+        "of what is otherwise asked for, neither trace has a record of a task"
+    } else {
+        "neither trace has a task"
+    };
+    let tasks = unmet.map(|glob| format!("--comm {glob}: {none} of such a name"));
+    let none = match &args.tracer {
+        Some(name) => format!("in neither trace has tracer {name} a record"),
+        None => "neither trace has a record".to_owned(),
+    };
+    tell_notes(&wanted.notes(&none));
     tell_notes(&tasks.collect::<Vec<_>>());
     seen.map(|()| if found.is_empty() { exit::DONE } else { exit::DIFFERENT })
 }

@@ -14,7 +14,6 @@ use super::clock::Clock;
 use super::losses::{self, Counted};
 use super::terminal::Looks;
 use super::view::{View, WHAT, choose, parse_time};
-use super::wanted::IN_ONE;
 use crate::analyze::Analysis;
 use crate::analyze::boot::Boot;
 use crate::analyze::latency::{Kind, Latency};
@@ -192,21 +191,22 @@ impl Args {
             _ if colours => Box::new(Text::new(Colours::new(&mut *out))),
             _ => Box::new(Text::new(&mut *out)),
         };
-        let export = self.view.pick(export);
+        let of_some = [&self.filter, &self.notrace, &self.callers];
+        let export = self.view.pick(export, of_some.iter().any(|globs| !globs.is_empty()));
         let missed = Cell::new(0);
         let export: Box<dyn Export + '_> = Box::new(Counted { export, missed: &missed });
         let unordered = only_summary || self.stats;
         let (option, filter) =
             if self.callers.is_empty() { ("-f", self.filter) } else { ("--callers", self.callers) };
         let wanted = self.view.wanted(option, &filter);
-        let wants_calls = self.view.wants_graph();
+        let (wants_calls, none) = (self.view.wants_graph(), self.view.none());
         let mut player = self.view.apply(Player::new(export));
         player = choose(player, (filter, self.notrace), &wanted);
         let (mut source, name) = open(&self.file)?;
         let played = play_by(self.clock, &mut source, &mut player, !unordered);
         let lacks_calls = wants_calls && !player.has_calls();
         let Played { header, summary, mut notes } = played_of(player, played).context(name)?;
-        notes.extend(wanted.notes(IN_ONE));
+        notes.extend(wanted.notes(&none));
         if lacks_calls && summary.as_ref().is_some_and(|summary| summary.records() > 0) {
             let note = "the records do not tell which calls are within which and how long they took: \
                         trace with `vmtrace boot --graph`";

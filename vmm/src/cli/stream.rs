@@ -8,8 +8,9 @@ use crate::serve::{self, Format, Globs, Source, StreamRequest};
 use crate::stream::{Decoder, Progress, StreamError};
 use anyhow::{Context, Result};
 use std::cell::Cell;
+use std::fs::File;
 use std::io::{self, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use vmtrace_system::say;
 
@@ -82,8 +83,7 @@ impl Args {
         let mut out: Box<dyn Write> = match &self.output {
             None => Box::new(io::stdout().lock()),
             Some(path) => Box::new(
-                std::fs::File::create(path)
-                    .with_context(|| format!("cannot make {}", path.display()))?,
+                Anew::open(path).with_context(|| format!("cannot make {}", path.display()))?,
             ),
         };
         let default = if self.view.wants_graph() { FormatArg::Graph } else { FormatArg::Text };
@@ -102,7 +102,8 @@ impl Args {
             FormatArg::Top => Box::new(Top::new(&mut out)),
             _ => Box::new(Text::new(&mut out)),
         };
-        let export = self.view.pick(export);
+        // Its notes are not shown: what has no record yet may have one later.
+        let export = self.view.pick(export, true);
         let missed = Cell::new(0);
         let export: Box<dyn Export + '_> = Box::new(Counted { export, missed: &missed });
         let mut player = self.view.apply(Player::new(export));
@@ -119,6 +120,34 @@ impl Args {
             losses::tell(&summary, missed.get())?;
         }
         Ok(0)
+    }
+}
+
+/// A file that keeps what is in it until there is something else: what was asked for may be refused.
+struct Anew {
+    file: File,
+    is_old: bool,
+}
+
+impl Anew {
+    fn open(path: &Path) -> io::Result<Self> {
+        let file = File::options().write(true).create(true).truncate(false).open(path)?;
+        // Others have no length.
+        let is_old = file.metadata()?.is_file();
+        Ok(Self { file, is_old })
+    }
+}
+
+impl Write for Anew {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if std::mem::take(&mut self.is_old) {
+            self.file.set_len(0)?;
+        }
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
     }
 }
 

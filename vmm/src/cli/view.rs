@@ -1,7 +1,7 @@
 //! Options that select what of a trace is printed, shared by several commands.
 
 use super::BadUsage;
-use super::wanted::Wanted;
+use super::wanted::{self, Wanted};
 use crate::check::parse_time as parse_unit;
 use crate::export::{Export, Pick, Picked, Player};
 use crate::kernel::Functions;
@@ -63,8 +63,12 @@ impl View {
         check_span(self.since, self.until)
     }
 
-    /// An export that gets only what is asked for.
-    pub(super) fn pick<'a>(&self, export: Box<dyn Export + 'a>) -> Box<dyn Export + 'a> {
+    /// An export that gets only what is asked for; of some functions, if `of_some` or so it is asked here.
+    pub(super) fn pick<'a>(
+        &self,
+        export: Box<dyn Export + 'a>,
+        of_some: bool,
+    ) -> Box<dyn Export + 'a> {
         let pick = Pick {
             pids: self.pid.clone(),
             comms: self.comm.clone(),
@@ -75,7 +79,18 @@ impl View {
             until: self.until,
             limit: self.limit,
         };
-        if pick.is_all() { export } else { Box::new(Picked::new(export, pick)) }
+        if pick.is_all() {
+            return export;
+        }
+        let calls = self.max_depth.is_some() || self.min_duration.is_some();
+        let of_some = of_some || calls || self.tracer.is_some() || !self.graph_root.is_empty();
+        let picked = Picked::new(export, pick);
+        Box::new(if of_some { picked.of_rest() } else { picked })
+    }
+
+    /// How notes begin about functions that are not there.
+    pub(super) fn none(&self) -> String {
+        wanted::none_of(self.tracer())
     }
 
     /// What is to be told at the end when no function is like it.

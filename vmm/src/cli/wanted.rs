@@ -6,8 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::kernel::{Functions, Near, glob};
 
-/// How lines about a trace begin.
-pub(super) const IN_ONE: &str = "the trace has no record";
+/// How lines about a trace begin, or about what a tracer has recorded in it.
+pub(super) fn none_of(tracer: Option<&str>) -> String {
+    match tracer {
+        Some(name) => format!("tracer {name} has no record"),
+        None => "the trace has no record".to_owned(),
+    }
+}
 
 /// Patterns that no function was like so far. Threads share it.
 #[derive(Clone, Debug, Default)]
@@ -86,7 +91,7 @@ impl Wanted {
     }
 
     /// A line for each pattern that was like none, with names that are near; `none` is the beginning of
-    /// a sentence, such as [`IN_ONE`].
+    /// a sentence, such as [`none_of`].
     pub(super) fn notes(&self, none: &str) -> Vec<String> {
         let rest = self.0.rest.lock().unwrap_or_else(PoisonError::into_inner);
         let note = |Pattern { option, text, of_module }: &Pattern| {
@@ -120,7 +125,7 @@ mod tests {
         other.see("ext4_open", None);
         wanted.see("ext4_sync", Some("ext4"));
         assert_eq!(
-            wanted.notes(IN_ONE),
+            wanted.notes(&none_of(None)),
             [
                 "-f vfs_raed: the trace has no record of such a function; near: vfs_read",
                 "-f x*: the trace has no record of such a function",
@@ -132,6 +137,6 @@ mod tests {
         wanted.see("ext4_open", Some("ext4"));
         wanted.see("xvfs_raed", Some("ext"));
         wanted.see("vfs_raed", None);
-        assert!(wanted.is_done() && wanted.notes(IN_ONE).is_empty());
+        assert!(wanted.is_done() && wanted.notes(&none_of(None)).is_empty());
     }
 }

@@ -51,6 +51,26 @@ impl Absent {
     }
 }
 
+/// Of which records it is known whether they are asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// All of the trace.
+    #[default]
+    All,
+    /// Those that other options have left: the trace may have more.
+    Rest,
+}
+
+impl Seen {
+    /// The beginning of a sentence.
+    fn none(self) -> &'static str {
+        match self {
+            Self::All => "no record",
+            Self::Rest => "no record of what is otherwise asked for",
+        }
+    }
+}
+
 /// What selects tasks and vCPUs, of which no record has come.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Unmet(Vec<Asked>);
@@ -97,12 +117,13 @@ impl Unmet {
     }
 
     /// A line for each that is left.
-    pub(crate) fn notes(&self) -> impl Iterator<Item = String> + '_ {
-        self.0.iter().map(|asked| match asked {
-            Asked::Pid(pid) => format!("--pid {pid}: no record is of that process id"),
-            Asked::Comm(glob) => format!("--comm {glob}: no record is of a task of such a name"),
-            Asked::Follow(task) => format!("--follow {task}: no record is of such a task"),
-            Asked::Cpu(cpu) => format!("--cpu {cpu}: no record is of that vCPU"),
+    pub(crate) fn notes(&self, of: Seen) -> impl Iterator<Item = String> + '_ {
+        let none = of.none();
+        self.0.iter().map(move |asked| match asked {
+            Asked::Pid(pid) => format!("--pid {pid}: {none} is of that process id"),
+            Asked::Comm(glob) => format!("--comm {glob}: {none} is of a task of such a name"),
+            Asked::Follow(task) => format!("--follow {task}: {none} is of such a task"),
+            Asked::Cpu(cpu) => format!("--cpu {cpu}: {none} is of that vCPU"),
         })
     }
 }
@@ -125,14 +146,17 @@ impl Span {
     }
 
     /// A line if there are records, and none of those times.
-    pub(crate) fn note(&self, clock: &Header) -> Option<String> {
+    pub(crate) fn note(&self, clock: &Header, pick: &Pick, of: Seen) -> Option<String> {
         let (first, last) = self.ticks.filter(|_| !self.met)?;
+        let given = [("--since", pick.since), ("--until", pick.until)];
+        let given: Vec<_> =
+            given.into_iter().filter_map(|(option, at)| at.map(|_| option)).collect();
+        let note = format!("{}: {} is of that time", given.join(", "), of.none());
+        if of == Seen::Rest {
+            return Some(note);
+        }
         let nanoseconds = |ticks| clock.nanoseconds(ticks).max(0).try_into().unwrap_or(u64::MAX);
         let at = |ticks| seconds(nanoseconds(ticks));
-        Some(format!(
-            "--since, --until: no record is of that time: the first is at {} s, the last at {} s",
-            at(first),
-            at(last)
-        ))
+        Some(format!("{note}: the first is at {} s, the last at {} s", at(first), at(last)))
     }
 }

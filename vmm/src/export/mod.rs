@@ -72,7 +72,7 @@ use std::num::NonZeroU64;
 use crate::stream::{Context, Header, Loss, Mark, Stretch, Summary};
 
 pub use absent::Absent;
-pub(crate) use absent::{Span, Unmet};
+pub(crate) use absent::{Seen, Span, Unmet};
 pub use callers::Callers;
 pub use colour::Colours;
 pub(crate) use digits::decimal;

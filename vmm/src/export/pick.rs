@@ -6,7 +6,7 @@ use std::io;
 use crate::kernel::glob;
 use crate::stream::{Header, MarkKind, Stretch, Summary};
 
-use super::{Called, Event, Export, Name, SortedBy, Span, Unmet};
+use super::{Called, Event, Export, Name, Seen, SortedBy, Span, Unmet};
 
 /// Which events are wanted: those that every condition accepts that is given. Losses and marks are
 /// not asked for tasks and functions; but of some tasks, vCPUs or functions alone, lines of the
@@ -63,6 +63,8 @@ pub struct Picked<E> {
     unmet: Unmet,
     /// When the records are, if they are asked for by time.
     span: Span,
+    /// Which records come here.
+    seen: Seen,
     header: Header,
     /// Tasks that are followed.
     followed: HashSet<u32>,
@@ -84,8 +86,16 @@ impl<E: Export> Picked<E> {
     /// Hands on to `export`.
     pub fn new(export: E, pick: Pick) -> Self {
         let (header, followed, unmet) = (Header::default(), HashSet::new(), Unmet::of(&pick));
-        let span = Span::default();
-        Self { export, pick, unmet, span, header, followed, others: None, records: 0, ended: false }
+        let (span, seen) = (Span::default(), Seen::All);
+        let (others, records, ended) = (None, 0, false);
+        Self { export, pick, unmet, span, seen, header, followed, others, records, ended }
+    }
+
+    /// What comes here are not all records of a trace, as other options have left some out: notes say no
+    /// more than that.
+    #[must_use]
+    pub(crate) fn of_rest(self) -> Self {
+        Self { seen: Seen::Rest, ..self }
     }
 
     fn is_in_time(&self, ticks: u64) -> bool {
@@ -267,7 +277,8 @@ impl<E: Export> Export for Picked<E> {
 
     fn notes(&self) -> Vec<String> {
         let mut notes = self.export.notes();
-        notes.extend(self.unmet.notes().chain(self.span.note(&self.header)));
+        let time = self.span.note(&self.header, &self.pick, self.seen);
+        notes.extend(self.unmet.notes(self.seen).chain(time));
         notes
     }
 }

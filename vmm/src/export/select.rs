@@ -84,17 +84,27 @@ impl TracerChoice {
     ///
     /// # Errors
     /// When none had.
-    pub(crate) fn check<'a>(
-        &self,
-        all: impl Iterator<Item = &'a str> + Clone,
-    ) -> Result<(), Absent> {
+    fn check<'a>(&self, all: impl Iterator<Item = &'a str> + Clone) -> Result<(), Absent> {
         if self.found || all.clone().any(|name| name == self.name) {
             return Ok(());
         }
         Err(Absent::tracer(&self.name, all))
     }
 
-    /// The same of a tracer of a record: one without a name is known by that.
+    /// The same; `told` are all tracers that have a name now.
+    ///
+    /// # Errors
+    /// When none had.
+    pub(crate) fn check_told<'a>(
+        &self,
+        told: impl Iterator<Item = Tracer<'a>>,
+    ) -> Result<(), Absent> {
+        let mut tracers = Tracers::default();
+        told.for_each(|tracer| tracers.insert(tracer));
+        self.check(tracers.all())
+    }
+
+    /// Whether a tracer of a record has that name: one without a name is known by that.
     pub(crate) fn meets(&mut self, number: u8) -> bool {
         let is = self.is(number);
         self.found |= is;

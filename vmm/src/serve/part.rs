@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::export::{Absent, Pick, Span, Unmet, task_name};
+use crate::export::{Absent, Pick, Seen, Span, Unmet, task_name};
 use crate::kernel::glob;
 use crate::stream::{Dictionaries, Header, Loss, Mark, MarkKind, Stretch};
 
@@ -54,7 +54,7 @@ impl Part {
 
     /// Lines about what no record was of.
     pub(super) fn unmet(&self) -> impl Iterator<Item = String> + '_ {
-        self.unmet.notes().chain(self.span.note(&self.clock))
+        self.unmet.notes(Seen::All).chain(self.span.note(&self.clock, &self.pick, Seen::All))
     }
 
     pub(super) fn begin(&mut self, header: &Header) {

@@ -46,13 +46,25 @@ type See = dyn FnMut(&str, Option<&str>) -> bool + Send;
 /// Who is told of functions, and which ones were told.
 struct Seer {
     see: Box<See>,
+    /// Whose functions are told, when not those of all.
+    tracer: Option<TracerChoice>,
     told: HashSet<u32>,
     has_enough: bool,
 }
 
 impl Seer {
-    fn see(&mut self, at: u32, names: &Dictionaries, header: Option<&Header>) {
-        if self.has_enough || !self.told.insert(at) {
+    /// Most functions that are remembered.
+    const KNOWN: usize = 1 << 20;
+
+    fn see(&mut self, (at, tracer): (u32, u8), names: &Dictionaries, header: Option<&Header>) {
+        let is_of_another = self.tracer.as_ref().is_some_and(|choice| !choice.is(tracer));
+        if self.has_enough || is_of_another {
+            return;
+        }
+        if self.told.len() >= Self::KNOWN {
+            self.told.clear();
+        }
+        if !self.told.insert(at) {
             return;
         }
         let address = header.map(|header| header.address(at));
@@ -140,12 +152,15 @@ impl<W: Write> Refilter<W> {
         self
     }
 
-    /// Tells `see` of all functions that have a record, whether it is kept or not, until it has enough.
+    /// Tells `see` of all functions that have a record of `tracer`, of none of any, whether it is kept or
+    /// not, until it has enough.
     pub(crate) fn with_seer(
         mut self,
+        tracer: Option<String>,
         see: impl FnMut(&str, Option<&str>) -> bool + Send + 'static,
     ) -> Self {
-        self.seer = Some(Seer { see: Box::new(see), told: HashSet::new(), has_enough: false });
+        let (see, tracer) = (Box::new(see), tracer.map(TracerChoice::new));
+        self.seer = Some(Seer { see, tracer, told: HashSet::new(), has_enough: false });
         self
     }
 
@@ -155,8 +170,7 @@ impl<W: Write> Refilter<W> {
     /// When it was not.
     pub(crate) fn check_tracer(&self) -> std::result::Result<(), Absent> {
         let (Some(choice), Out::Writer(writer)) = (&self.tracer, &self.out) else { return Ok(()) };
-        let names: Vec<_> = writer.names().tracers().map(|tracer| tracer.name).collect();
-        choice.check(names.into_iter())
+        choice.check_told(writer.names().tracers())
     }
 
     /// What of the part no record was of.
@@ -240,7 +254,7 @@ impl<W: Write> Refilter<W> {
                 for (record, bytes) in batch.whole_records() {
                     let RecordHead { tracer, flags, timestamp, pid, .. } = *record.head();
                     if let (Some(seer), Some(function)) = (&mut self.seer, record.function()) {
-                        seer.see(function, writer.names(), self.header.as_ref());
+                        seer.see((function, tracer), writer.names(), self.header.as_ref());
                     }
                     if let Some(part) = &mut self.part {
                         let (ticks, pid) = (timestamp.get(), pid.get());
@@ -279,6 +293,7 @@ impl<W: Write> Refilter<W> {
                         self.kept.push_whole(&self.aid);
                     }
                 }
+                self.seer.take_if(|seer| seer.has_enough);
                 writer.records(batch.vcpu, &self.kept)
             }
             Frame::Loss(loss) => match &mut self.part {
@@ -295,7 +310,8 @@ impl<W: Write> Refilter<W> {
             Frame::Watermark(ticks) => writer.watermark(ticks),
             Frame::Tracers(list) => {
                 for tracer in list {
-                    if let Some(choice) = &mut self.tracer {
+                    let of_seer = self.seer.as_mut().and_then(|seer| seer.tracer.as_mut());
+                    for choice in self.tracer.iter_mut().chain(of_seer) {
                         tracer.with_text(|tracer| choice.learn(tracer));
                     }
                     tracer.with_text(|tracer| writer.tracer(tracer)).unwrap_or(Ok(()))?;
@@ -322,16 +338,9 @@ impl<W: Write> Refilter<W> {
                 cut.map_or(Ok(()), |stretch| writer.traced(&stretch, &functions))
             }
             Frame::Counts(counts) => {
-                let of_part = self.part.as_ref().is_none_or(|part| part.has_counts(counts.vcpu));
-                if !of_part || !self.tracer.as_mut().is_none_or(|it| it.meets(counts.tracer)) {
-                    return Ok(());
-                }
-                let wanted = |function: u32| {
-                    self.functions.as_ref().is_none_or(|set| set.contains(&function))
-                };
                 if let Some(seer) = &mut self.seer {
-                    let names = writer.names();
-                    let mut see = |at: u32| seer.see(at, names, self.header.as_ref());
+                    let (names, of) = (writer.names(), counts.tracer);
+                    let mut see = |at: u32| seer.see((at, of), names, self.header.as_ref());
                     match counts.of {
                         Some(CountsOf::Entries) => counts.counts().for_each(|it| see(it.function)),
                         Some(CountsOf::Callers) => counts.callers().for_each(|it| see(it.function)),
@@ -341,6 +350,13 @@ impl<W: Write> Refilter<W> {
                         None => {}
                     }
                 }
+                let of_part = self.part.as_ref().is_none_or(|part| part.has_counts(counts.vcpu));
+                if !of_part || !self.tracer.as_mut().is_none_or(|it| it.meets(counts.tracer)) {
+                    return Ok(());
+                }
+                let wanted = |function: u32| {
+                    self.functions.as_ref().is_none_or(|set| set.contains(&function))
+                };
                 match counts.of {
                     Some(CountsOf::Entries) => {
                         let kept = counts.counts().filter(|it: &Count| wanted(it.function));
@@ -404,6 +420,34 @@ impl<W: Write> Write for Refilter<W> {
             Out::Sink(sink) => sink.flush(),
             Out::Writer(writer) => writer.flush(),
             Out::Failed => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::sample;
+
+    // A crafted file names another function in every record.
+    #[test]
+    fn who_is_told_of_functions_remembers_so_many() {
+        let (see, told) = (Box::new(|_: &str, _: Option<&str>| true), HashSet::new());
+        let mut seer = Seer { see, tracer: None, told, has_enough: false };
+        let names = Dictionaries::new();
+        for at in 0..=u32::try_from(Seer::KNOWN).expect("32 bits") {
+            seer.see((at, 0), &names, None);
+        }
+        assert_eq!(seer.told.len(), 1);
+    }
+
+    #[test]
+    fn who_has_enough_is_not_asked_any_more() {
+        for enough in [true, false] {
+            let refilter = Refilter::by_names(Vec::new(), Globs::default(), None);
+            let mut refilter = refilter.with_seer(None, move |_, _| !enough);
+            refilter.write_all(&sample::stream()).expect("a stream");
+            assert_eq!(refilter.seer.is_none(), enough);
         }
     }
 }

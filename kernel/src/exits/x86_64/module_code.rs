@@ -140,7 +140,7 @@ mod tests {
         const LEN: usize = 1 << 20;
         let piece = |number: u64| ModulePiece {
             start: 0xffff_ffff_c000_0000 + number * LEN as u64,
-            bytes: vec![0xc3; LEN].into(),
+            bytes: vec![0xc3; LEN],
             ..ModulePiece::default()
         };
         let text = ModuleText { pieces: (0..4).map(piece).collect(), ..ModuleText::default() };

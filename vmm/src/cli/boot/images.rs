@@ -177,7 +177,12 @@ pub(super) fn initrd(args: &Args, guest: HostArch, release: &str) -> Result<Vec<
     let own = args.initrd.as_ref();
     let own = own.map(|path| std::fs::read(path).with_context(|| path.display().to_string()));
     let own = own.transpose()?;
-    if let Some(own) = &own {
+    if let (Some(own), Some(path)) = (&own, &args.initrd) {
+        // The kernel would say so in its log, and then that it has no root.
+        if !initramfs::is_initrd(own) {
+            let what = "not an initial RAM disk: neither a cpio archive nor compressed in a way of the kernel's";
+            return Err(BadUsage(format!("--initrd: {} is {what}", path.display())).into());
+        }
         userland::check_own(args, own)?;
     }
     let own = match own {
@@ -504,6 +509,36 @@ mod tests {
         for line in ["", "maxcpus=1", "nolapic_timer nox2apic", "acpi=ht pci=off", "quiet -- nosmp"]
         {
             assert!(check_cmdline(line, Arch::X86_64).is_ok(), "{line}");
+        }
+    }
+
+    // The guest panicked for want of a root.
+    #[test]
+    fn an_initrd_is_an_archive() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let mut args = args("").unwrap();
+        args.initrd = Some(path.clone());
+        let take = |content: &[u8]| {
+            fs::write(&path, content).unwrap();
+            initrd(&args, HostArch::X86_64, "").map_err(|error| {
+                assert!(error.is::<BadUsage>());
+                error.to_string()
+            })
+        };
+        let archive = initramfs::Archive::new(Vec::new()).finish().unwrap();
+        let padded = [&[0; 512], &*archive].concat();
+        for content in [&archive[..], &padded, b"BZh91AY", b"\x02\x21\x4c\x18", b"070707", b""] {
+            assert_eq!(take(content).unwrap(), content);
+        }
+        for content in
+            [&b"root:x:0:0:root:/root:/bin/sh\n"[..], b"\x7fELF", b"MZ", &[0; 64], b"\0x"]
+        {
+            let error = take(content).unwrap_err();
+            assert!(
+                error.starts_with("--initrd: ") && error.contains("not an initial RAM disk"),
+                "{error}"
+            );
         }
     }
 
