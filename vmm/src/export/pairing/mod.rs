@@ -5,7 +5,6 @@
 //! each has its own kernel stack. The rules:
 //!
 //! - A record with a stack pointer closes all frames below it.
-//! - A record of a task that has no other stack closes all frames of others: who had this one has died in them.
 //! - A return closes all frames at its own: a chain of tail calls.
 //! - A return of a function that is not traced closes them only if the innermost frame jumped.
 //! - An entry at a frame's own continues a chain if the frame jumped, or may have; else the frame
@@ -42,22 +41,6 @@ pub(super) struct Call {
     /// Caller of an entry, target of a tail jump; zero when not known.
     pub(super) other: u32,
     pub(super) sp: u64,
-}
-
-/// A task, as it is told apart from others by a tracer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Owner {
-    pid: u32,
-    tracer: u8,
-    /// Idle tasks have one pid, and are one for each vCPU.
-    idle: u32,
-}
-
-impl Owner {
-    fn of(call: &Call) -> Self {
-        let Call { pid, tracer, vcpu, .. } = *call;
-        Self { pid, tracer, idle: if pid == 0 { vcpu } else { 0 } }
-    }
 }
 
 /// What the user wants of a function.
@@ -118,8 +101,6 @@ impl Steps for Vec<Step> {
 #[derive(Debug)]
 pub(super) struct Pairing {
     stacks: FxHashMap<u64, Stack>,
-    /// Two stacks of each task, the older one last: one may be a vCPU's, for interrupts.
-    homes: FxHashMap<Owner, [u64; 2]>,
     gaps: Gaps,
     frames: usize,
     evicted: u64,
@@ -132,7 +113,6 @@ impl Pairing {
     pub(super) fn new(vcpus: usize) -> Self {
         Self {
             stacks: FxHashMap::default(),
-            homes: FxHashMap::default(),
             gaps: Gaps::new(vcpus),
             frames: 0,
             evicted: 0,
@@ -243,13 +223,8 @@ impl Pairing {
     ) {
         let key = call.sp >> STACK_BITS | u64::from(call.tracer) << (64 - STACK_BITS);
         let stacks = self.stacks.len();
-        let owner = Owner::of(call);
-        let mut stack = self.stacks.entry(key).or_default();
+        let stack = self.stacks.entry(key).or_default();
         let before = stack.len();
-        if stack.owner != Some(owner) {
-            self.visited(key, owner, steps);
-            stack = self.stacks.entry(key).or_default();
-        }
         let (now, doubtful) = self.gaps.record(call.vcpu, stack.seen);
         if doubtful {
             stack.doubt();
@@ -261,26 +236,6 @@ impl Pairing {
         if stacks >= STACKS || self.frames > FRAMES {
             self.evict(steps);
         }
-    }
-
-    /// A task has a record on a stack that is not known as its own.
-    #[cold]
-    fn visited(&mut self, key: u64, owner: Owner, steps: &mut impl Steps) {
-        let is_other = |home: &u64| {
-            *home != key && self.stacks.get(home).is_some_and(|stack| stack.owner == Some(owner))
-        };
-        let homes = self.homes.get(&owner).copied().unwrap_or([key; 2]);
-        let other = homes.into_iter().rev().find(is_other);
-        let Some(stack) = self.stacks.get_mut(&key) else { return };
-        if !stack.is_of(owner.pid) {
-            // In the middle of a switch, the task on a stack has the other's pid.
-            if other.is_some() {
-                return;
-            }
-            stack.leave_all(steps);
-        }
-        stack.owner = Some(owner);
-        self.homes.insert(owner, [key, other.unwrap_or(key)]);
     }
 
     /// Forgets the half of the stacks that was not heard of for longest.
@@ -298,7 +253,6 @@ impl Pairing {
             }
             keep
         });
-        self.homes.retain(|_, homes| homes.iter().any(|home| self.stacks.contains_key(home)));
         self.frames -= left.len();
         self.evicted += u64::try_from(left.len()).unwrap_or(0);
         left.into_iter().for_each(|step| steps.step(step));

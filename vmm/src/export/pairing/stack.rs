@@ -1,7 +1,7 @@
 //! The open frames of one kernel stack.
 
 use super::gaps::Moment;
-use super::{Call, Choice, Owner, Step, Steps};
+use super::{Call, Choice, Step, Steps};
 
 /// Most open frames of a stack; a kernel's has room for some hundred.
 const FRAMES: usize = 4096;
@@ -43,8 +43,6 @@ impl Frame {
 #[derive(Debug, Default)]
 pub(super) struct Stack {
     frames: Vec<Frame>,
-    /// Whose it is.
-    pub(super) owner: Option<Owner>,
     /// When it last had a record.
     pub(super) seen: Option<Moment>,
 }
@@ -60,11 +58,6 @@ struct Place {
 impl Stack {
     pub(super) fn len(&self) -> usize {
         self.frames.len()
-    }
-
-    /// Whether no frame is open, or those of this task are.
-    pub(super) fn is_of(&self, pid: u32) -> bool {
-        self.frames.last().is_none_or(|top| top.pid == pid)
     }
 
     pub(super) fn doubt(&mut self) {
