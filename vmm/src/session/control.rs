@@ -135,7 +135,15 @@ impl Controller {
         let mut limits = wants.map(|first| first.limits.clone()).unwrap_or_default();
         if let Some(roots) = &mut limits.roots {
             roots.globs.notrace.clone_from(&globs.notrace);
-            roots.sites = self.select(&roots.globs.filter, &roots.globs.notrace).sites;
+            let selection = self.select(&roots.globs.filter, &roots.globs.notrace);
+            let meant = Tracer { globs: roots.globs.clone(), ..Tracer::default() };
+            if selection.sites.is_empty() && !meant.names_modules() {
+                return Err(format!(
+                    "nothing would be recorded: -n leaves out all roots ({}): name fewer functions",
+                    roots.globs.filter.join(",")
+                ));
+            }
+            roots.sites = selection.sites;
         }
         let condition = wants.and_then(|first| first.condition.as_ref());
         let used = match condition {

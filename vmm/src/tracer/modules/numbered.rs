@@ -28,6 +28,11 @@ impl<T: Copy + Eq + Hash> Numbered<T> {
         Self { first: 0, list: Vec::new(), numbers: FxHashMap::default(), most }
     }
 
+    /// Whether one has a number, or gets one.
+    pub(super) fn has_room(&self, what: &T) -> bool {
+        self.list.len() < self.most || self.numbers.contains_key(what)
+    }
+
     /// Of one that is there now, at this guest-physical address and on the page there.
     pub(super) fn number(
         &mut self,

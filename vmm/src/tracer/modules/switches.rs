@@ -165,21 +165,18 @@ impl Modules {
             *if is_of_interrupts { interrupts } else { preemption } += 1;
         };
         unusable.iter().for_each(|place| leave(place.why, place.is_of_interrupts));
-        let mut is_full = false;
         for site in list {
             let is_of_interrupts = site.kind.switch().is_of_interrupts();
-            // Where each is takes time, and the guest waits.
-            if is_full {
+            // To find where one is takes time, and the guest waits.
+            if !self.switches.has_room(&site) {
                 leave(TOO_MANY, is_of_interrupts);
                 continue;
             }
             let at = place(guest, image, image.runtime(site.address), site.kind.size().into());
-            let number = at.map(|at| self.switches.number(site, at));
-            is_full = number == Some(None);
-            match number {
-                Some(Some(number)) => places.push(number),
-                Some(None) => leave(TOO_MANY, is_of_interrupts),
-                None => leave(UNMAPPED, is_of_interrupts),
+            let number = at.ok_or(UNMAPPED);
+            match number.and_then(|at| self.switches.number(site, at).ok_or(TOO_MANY)) {
+                Ok(number) => places.push(number),
+                Err(why) => leave(why, is_of_interrupts),
             }
         }
         places.sort_unstable();
