@@ -15,7 +15,10 @@ use super::wire::{ALIGN, BATCH, MAX_VALUE_WORDS};
 /// [`Writer::records`](super::Writer::records), cleared, used again.
 #[derive(Clone, Debug, Default)]
 pub struct RecordBuffer {
+    /// Those of records, and room for more behind them: it is written over, and never made anew.
     bytes: Vec<u8>,
+    /// Bytes of records.
+    used: usize,
     count: usize,
     newest: u64,
     /// Where full frames end: bytes and records before that place.
@@ -36,14 +39,14 @@ impl RecordBuffer {
     /// An empty buffer with room for so many bytes.
     #[must_use]
     pub fn with_capacity(bytes: usize) -> Self {
-        Self { bytes: Vec::with_capacity(bytes), ..Self::default() }
+        Self { bytes: vec![0; bytes], ..Self::default() }
     }
 
     /// Forgets the records, keeps the memory.
     pub fn clear(&mut self) {
-        self.bytes.clear();
         self.cuts.clear();
-        (self.count, self.newest, self.begin, self.last) = (0, 0, 0, 0);
+        (self.used, self.count, self.newest) = (0, 0, 0);
+        (self.begin, self.last) = (0, 0);
     }
 
     /// How many records there are.
@@ -67,7 +70,7 @@ impl RecordBuffer {
     /// The records as they will be on the wire.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes
+        self.bytes.get(..self.used).unwrap_or_default()
     }
 
     /// Adds an entry.
@@ -120,20 +123,20 @@ impl RecordBuffer {
         failed: u64,
         words: impl IntoIterator<Item = u64>,
     ) {
-        let start = self.bytes.len();
-        self.bytes.extend_from_slice(record);
+        let start = self.used;
+        self.put(record);
         for word in sp.into_iter().chain([failed]) {
-            self.bytes.extend_from_slice(&word.to_le_bytes());
+            self.put(&word.to_le_bytes());
         }
         for word in words.into_iter().take(MAX_VALUE_WORDS) {
-            self.bytes.extend_from_slice(&word.to_le_bytes());
+            self.put(&word.to_le_bytes());
         }
         // Only now it is known how long it is.
-        let size = u8::try_from((self.bytes.len() - start) / ALIGN).unwrap_or(u8::MAX);
+        let size = u8::try_from((self.used - start) / ALIGN).unwrap_or(u8::MAX);
         if let Some(words) = self.bytes.get_mut(start + offset_of!(RecordHead, words)) {
             *words = size;
         }
-        if self.bytes.len() - self.begin > BATCH {
+        if self.used - self.begin > BATCH {
             self.cut(start);
         }
         self.last = start;
@@ -181,15 +184,16 @@ impl RecordBuffer {
 
     /// Puts a word behind the newest record, and says so.
     fn grow(&mut self, flag: u8, word: u64) {
+        let there = self.bytes.get_mut(..self.used).unwrap_or_default();
         let Some([.., words, _, flags]) =
-            self.bytes.get_mut(self.last..self.last + offset_of!(RecordHead, flags) + 1)
+            there.get_mut(self.last..self.last + offset_of!(RecordHead, flags) + 1)
         else {
             return;
         };
         let Some(grown) = words.checked_add(1) else { return };
         (*words, *flags) = (grown, *flags | flag);
-        self.bytes.extend_from_slice(&word.to_le_bytes());
-        if self.bytes.len() - self.begin > BATCH {
+        self.put(&word.to_le_bytes());
+        if self.used - self.begin > BATCH {
             // It is counted already.
             self.begin = self.last;
             self.cuts.push((self.begin, self.count - 1));
@@ -210,15 +214,52 @@ impl RecordBuffer {
         }
     }
 
+    /// Lets `fill` add up to `most` records, whose kinds are known where it is compiled, at less cost
+    /// than one by one. Returns what it returns.
+    pub fn fill<T>(&mut self, most: usize, fill: impl FnOnce(&mut Filler<'_>) -> T) -> T {
+        let left = BATCH.saturating_sub(self.used - self.begin);
+        let end = self.used + most.saturating_mul(size_of::<ReturnValueRecord>()).min(left);
+        self.reach(end);
+        let out = self.bytes.get_mut(self.used..end).unwrap_or_default();
+        let mut filler = Filler { out, count: 0, newest: self.newest, last: 0 };
+        let filled = fill(&mut filler);
+        let Filler { out, count, newest, last } = filler;
+        self.used = end - out.len();
+        if count > 0 {
+            self.count += count;
+            (self.newest, self.last) = (newest, self.used - last);
+        }
+        filled
+    }
+
+    /// Makes the bytes up to `end` be there.
+    #[inline]
+    fn reach(&mut self, end: usize) {
+        if end > self.bytes.len() {
+            // Seldom: they stay when records are forgotten.
+            self.bytes.resize(end.next_power_of_two(), 0);
+        }
+    }
+
+    #[inline]
+    fn put(&mut self, bytes: &[u8]) {
+        let end = self.used + bytes.len();
+        self.reach(end);
+        if let Some(place) = self.bytes.get_mut(self.used..end) {
+            place.copy_from_slice(bytes);
+        }
+        self.used = end;
+    }
+
     /// `record` is a whole one, and `timestamp` its time.
     #[inline]
     fn add(&mut self, record: &[u8], timestamp: u64) {
         debug_assert!(record.len() >= size_of::<RecordHead>());
-        if self.bytes.len() - self.begin + record.len() > BATCH {
-            self.cut(self.bytes.len());
+        if self.used - self.begin + record.len() > BATCH {
+            self.cut(self.used);
         }
-        self.last = self.bytes.len();
-        self.bytes.extend_from_slice(record);
+        self.last = self.used;
+        self.put(record);
         self.count += 1;
         self.newest = self.newest.max(timestamp);
     }
@@ -233,11 +274,104 @@ impl RecordBuffer {
     /// The records in pieces that fit into frames: how many, and their bytes.
     pub(super) fn frames(&self) -> impl Iterator<Item = (usize, &[u8])> {
         let mut from = (0, 0);
-        let ends = self.cuts.iter().copied().chain(std::iter::once((self.bytes.len(), self.count)));
+        let ends = self.cuts.iter().copied().chain(std::iter::once((self.used, self.count)));
         ends.filter_map(move |end| {
             let (start, before) = std::mem::replace(&mut from, end);
             let bytes = self.bytes.get(start..end.0).unwrap_or_default();
             (!bytes.is_empty()).then(|| (end.1 - before, bytes))
         })
+    }
+}
+
+/// Adds records to a [`RecordBuffer`], until the frame that it is filling has no room.
+#[derive(Debug)]
+pub struct Filler<'a> {
+    /// Where they go.
+    out: &'a mut [u8],
+    count: usize,
+    newest: u64,
+    /// Bytes of the newest.
+    last: usize,
+}
+
+impl Filler<'_> {
+    /// Adds a record of this time. Whether there was room.
+    #[inline]
+    pub fn push<R: WireRecord>(&mut self, record: &R, timestamp: u64) -> bool {
+        if self.out.len() < size_of::<R>() {
+            return false;
+        }
+        let (place, rest) = std::mem::take(&mut self.out).split_at_mut(size_of::<R>());
+        place.copy_from_slice(record.as_bytes());
+        self.out = rest;
+        self.count += 1;
+        self.last = size_of::<R>();
+        self.newest = self.newest.max(timestamp);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Adds a record of a kind as it is added to both.
+    fn records(number: u64, kind: u8) -> (EntryRecord, ReturnValueRecord, bool) {
+        let function = u32::try_from(number % 1000).expect("small");
+        let entry = EntryRecord::new(number, function, 7, 9);
+        let ret = ReturnRecord::new(number, function, 7, 9, !number).with_value(number);
+        (entry, ret, kind == 0)
+    }
+
+    proptest! {
+        // Most records of a trace come in runs: where frames are cut, and what they are said to have, must be the
+        // same, or readers refuse them.
+        #[test]
+        fn records_that_come_in_runs_are_those_that_come_one_by_one(
+            runs in prop::collection::vec((0_usize..4000, 0_u8..2, any::<bool>()), 0..12)
+        ) {
+            let (mut one_by_one, mut in_runs) = (RecordBuffer::new(), RecordBuffer::with_capacity(64));
+            // What was there before must not come again.
+            in_runs.fill(10, |out| out.push(&records(1 << 40, 1).1, 1 << 40));
+            in_runs.clear();
+            let mut number = 0;
+            for (count, kind, with_context) in runs {
+                let mut left = count;
+                while left > 0 {
+                    let added = in_runs.fill(left, |out| {
+                        (0..left as u64)
+                            .take_while(|at| match records(number + at, kind) {
+                                (entry, _, true) => out.push(&entry, number + at),
+                                (_, ret, _) => out.push(&ret, number + at),
+                            })
+                            .count()
+                    });
+                    for at in number..number + added as u64 {
+                        match records(at, kind) {
+                            (entry, _, true) => one_by_one.push(entry),
+                            (_, ret, _) => one_by_one.push_return_value(ret),
+                        }
+                    }
+                    (number, left) = (number + added as u64, left - added);
+                    if left > 0 {
+                        // There was no room in the frame.
+                        let entry = records(number, kind).0;
+                        one_by_one.push(entry);
+                        in_runs.push(entry);
+                        (number, left) = (number + 1, left - 1);
+                    }
+                }
+                if with_context && count > 0 {
+                    let context = Context::new(1, 2, 3);
+                    one_by_one.with_context(context);
+                    in_runs.with_context(context);
+                }
+            }
+            prop_assert_eq!((one_by_one.len(), one_by_one.newest()), (in_runs.len(), in_runs.newest()));
+            prop_assert!(one_by_one.as_bytes() == in_runs.as_bytes());
+            prop_assert!(one_by_one.frames().eq(in_runs.frames()));
+            prop_assert!(in_runs.frames().all(|(_, bytes)| bytes.len() <= BATCH));
+        }
     }
 }

@@ -101,7 +101,7 @@ mod values_tests;
 mod wire;
 mod writer;
 
-pub use buffer::RecordBuffer;
+pub use buffer::{Filler, RecordBuffer};
 #[cfg(feature = "zstd")]
 pub use compress::{Compression, Compressor};
 pub use context::Context;

@@ -86,6 +86,8 @@ impl Info {
     /// The tag of records that are drained while the guest runs. As the upper byte of a word it is
     /// also [`MAX_RECORD`] shifted as trampolines of riscv64 shift a position.
     pub const DRAINED: u8 = 4;
+    /// The bits of the length and of the tag: what records of one kind have in common.
+    pub const SHAPE: u32 = 0xff00_001f;
 
     /// Of a record of `size` bytes by `program` for `tracers` (1 to 256).
     #[must_use]

@@ -35,7 +35,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 /// Records taken from one ring at a time.
-const BATCH: usize = 8192;
+const BATCH: usize = 2048;
 /// Rest between two passes while records come, and while none do. A ring of 4 MiB
 /// takes 5 ms to fill at 25 million records a second.
 const BUSY_REST: Duration = Duration::from_micros(500);
@@ -381,7 +381,7 @@ impl Drain {
             let settled = self.exits.take(vcpu, overwrites, now);
             let certain = if overwrites { Last::None } else { Last::Certain };
             // A vCPU that outruns the relay must not starve the others.
-            for _ in 0..16 {
+            for _ in 0..64 {
                 self.raw.clear();
                 let Some(reader) = self.readers.get_mut(vcpu) else {
                     any |= self.exits.waiting(vcpu) > 0 && !overwrites;

@@ -2,6 +2,7 @@
 //! such pairs: one look finds what takes several otherwise.
 
 use crate::tracer::RawRecord;
+use std::hint::select_unpredictable;
 
 /// Which function a record is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,78 +28,134 @@ pub(super) enum End {
     Aid,
 }
 
-/// Pairs that are remembered at most: those that share a slot take turns.
+/// Pairs that share a place: as many as a cache line has room for.
+const WAYS: usize = 4;
+/// Pairs that are remembered at most.
 const SLOTS: usize = 1 << 14;
+const SETS: usize = SLOTS / WAYS;
+/// By how much a product is shifted to be the number of a set.
+const SHIFT: u32 = u64::BITS - SETS.ilog2();
 
-/// What is known of a pair.
+/// What is known of a pair, in one word: the low half of the function's entry address, the program, the one tracer
+/// that it is of if its shape is known, and that shape.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Known {
-    site: u32,
-    caller: u32,
-    /// Low half of the function's entry address.
-    pub(super) function: u32,
-    program: u16,
-    /// The one tracer that has an entry of it, if there is nothing else to tell.
-    tracer: u8,
-    is_entry: bool,
+pub(super) struct Known(u64);
+
+/// What a record with nothing unusual is for its one tracer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// An entry without fields.
+    Entry = 1,
+    /// An entry whose one field is the stack pointer.
+    Frame = 2,
+    /// A return, the same.
+    Return = 3,
 }
 
-// All of them fit into a core's own cache, beside the records.
-const _: () = assert!(size_of::<Known>() == 16);
-
-const EMPTY: Known = Known {
-    site: 0,
-    caller: 0,
-    function: 0,
-    program: RawRecord::NO_PROGRAM,
-    tracer: 0,
-    is_entry: false,
-};
+impl Shape {
+    /// How many fields such records have.
+    #[inline]
+    pub(super) fn fields(self) -> u8 {
+        match self {
+            Self::Entry => 0,
+            Self::Frame | Self::Return => 1,
+        }
+    }
+}
 
 impl Known {
-    /// The tracer for which such a record without fields is an entry, and nothing else.
+    /// Of no record.
+    const NOTHING: Self = Self((RawRecord::NO_PROGRAM as u64) << 32);
+
+    fn new(function: u32, program: u16, shape: Option<(Shape, u8)>) -> Self {
+        let (shape, tracer) = shape.map_or((0, 0), |(shape, tracer)| (shape as u64, tracer));
+        Self(u64::from(function) | u64::from(program) << 32 | u64::from(tracer) << 48 | shape << 56)
+    }
+
+    /// Low half of the function's entry address.
     #[inline]
-    pub(super) fn entry_of(&self) -> Option<u8> {
-        self.is_entry.then_some(self.tracer)
+    #[expect(clippy::cast_possible_truncation, reason = "the low half")]
+    pub(super) fn function(self) -> u32 {
+        self.0 as u32
     }
 
     #[inline]
-    pub(super) fn place(&self) -> Place {
-        Place { function: self.function, fresh: false, target: 0, end: End::Usual }
+    #[expect(clippy::cast_possible_truncation, reason = "a part of the upper half")]
+    fn program(self) -> u16 {
+        (self.0 >> 32) as u16
+    }
+
+    /// What such a record is, and nothing else, and for which tracer.
+    #[inline]
+    pub(super) fn shape(self) -> Option<(Shape, u8)> {
+        let [.., tracer, shape] = self.0.to_le_bytes();
+        let shape = match shape {
+            1 => Shape::Entry,
+            2 => Shape::Frame,
+            3 => Shape::Return,
+            _ => return None,
+        };
+        Some((shape, tracer))
+    }
+
+    #[inline]
+    pub(super) fn place(self) -> Place {
+        Place { function: self.function(), fresh: false, target: 0, end: End::Usual }
     }
 }
+
+/// Pairs that share a place, the one that was remembered last first. 0 is none: no site writes that.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+struct Set {
+    pairs: [u64; WAYS],
+    known: [Known; WAYS],
+}
+
+// One line of a core's cache.
+const _: () = assert!(size_of::<Set>() == 64);
+
+const EMPTY: Set = Set { pairs: [0; WAYS], known: [Known::NOTHING; WAYS] };
 
 /// Pairs of sites and callers, with programs, of which the stream has been told all that a reader
 /// needs.
 #[derive(Debug)]
-pub(super) struct Memo(Box<[Known; SLOTS]>);
+pub(super) struct Memo(Box<[Set; SETS]>);
 
 impl Default for Memo {
     fn default() -> Self {
-        Self(Box::new([EMPTY; SLOTS]))
+        Self(Box::new([EMPTY; SETS]))
     }
 }
 
 impl Memo {
     /// What is known of a record, if it is remembered.
     #[inline]
-    pub(super) fn find(&self, record: &RawRecord) -> Option<&Known> {
-        let known = &self.0[slot(record)];
-        let same = known.site == record.site
-            && known.caller == record.caller
-            && known.program == record.program;
-        same.then_some(known)
+    pub(super) fn find(&self, record: &RawRecord) -> Option<Known> {
+        let pair = pair(record);
+        let set = &self.0[set_of(pair)];
+        let ways = set.pairs.iter().zip(&set.known);
+        let found = ways.fold(Known::NOTHING.0, |found, (&other, known)| {
+            // Which of them it is no processor can predict.
+            select_unpredictable(other == pair, known.0, found)
+        });
+        let found = Known(found);
+        (found.program() == record.program).then_some(found)
     }
 
-    /// Remembers the place of a record, unless there is more to it than its function; `entry_of` is
+    /// Remembers the place of a record, unless there is more to it than its function; `shape` is
     /// that of its program's records.
-    pub(super) fn keep(&mut self, record: &RawRecord, place: &Place, entry_of: Option<u8>) {
-        if place.target == 0 && place.end == End::Usual {
-            let &RawRecord { site, caller, program, .. } = record;
-            let (function, tracer) = (place.function, entry_of.unwrap_or(0));
-            let is_entry = entry_of.is_some();
-            self.0[slot(record)] = Known { site, caller, function, program, tracer, is_entry };
+    pub(super) fn keep(&mut self, record: &RawRecord, place: &Place, shape: Option<(Shape, u8)>) {
+        if place.target != 0 || place.end != End::Usual {
+            return;
         }
+        let pair = pair(record);
+        let Set { pairs, known } = &mut self.0[set_of(pair)];
+        // The same pair of another program, or the one that was remembered longest ago.
+        let instead = pairs.iter().position(|&other| other == pair).unwrap_or(WAYS - 1);
+        pairs[..=instead].rotate_right(1);
+        known[..=instead].rotate_right(1);
+        (pairs[0], known[0]) = (pair, Known::new(place.function, record.program, shape));
     }
 
     /// Sites may mean other functions, or callers have other names.
@@ -107,13 +164,17 @@ impl Memo {
     }
 }
 
-/// Where a record is remembered.
 #[inline]
-fn slot(record: &RawRecord) -> usize {
-    let pair = u64::from(record.site) << 32 | u64::from(record.caller);
+fn pair(record: &RawRecord) -> u64 {
+    u64::from(record.caller) << 32 | u64::from(record.site)
+}
+
+/// Where a pair is remembered.
+#[inline]
+fn set_of(pair: u64) -> usize {
     // Multiplicative hashing: the upper bits of the product depend on every bit.
     let product = pair.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    usize::try_from(product >> 50).unwrap_or(0) % SLOTS
+    usize::try_from(product >> SHIFT).unwrap_or(0) % SETS
 }
 
 #[cfg(test)]
@@ -133,9 +194,9 @@ mod tests {
     #[test]
     fn only_the_same_record_is_remembered() {
         let mut memo = Memo::default();
-        memo.keep(&record(5, 7, 0), &place(1), Some(3));
-        let found = |memo: &Memo, record| memo.find(&record).map(|known| known.function);
-        assert_eq!(memo.find(&record(5, 7, 0)).unwrap().entry_of(), Some(3));
+        memo.keep(&record(5, 7, 0), &place(1), Some((Shape::Entry, 3)));
+        let found = |memo: &Memo, record| memo.find(&record).map(Known::function);
+        assert_eq!(memo.find(&record(5, 7, 0)).unwrap().shape(), Some((Shape::Entry, 3)));
         assert_eq!(found(&memo, record(5, 7, 0)), Some(1));
         for other in [record(5, 8, 0), record(6, 7, 0), record(5, 7, 1), record(0, 0, 0)] {
             assert_eq!(found(&memo, other), None);
@@ -153,10 +214,21 @@ mod tests {
         assert!(memo.find(&record(5, 7, 0)).is_none());
         memo.keep(&record(5, 7, 0), &place(1), None);
         let known = memo.find(&record(5, 7, 0)).unwrap();
-        assert_eq!((known.entry_of(), known.place()), (None, Place { fresh: false, ..place(1) }));
+        assert_eq!((known.shape(), known.place()), (None, Place { fresh: false, ..place(1) }));
     }
 
-    // Those that share a slot take turns: neither is ever taken for the other.
+    // A pair has one program at a time: with two, the one that is found first would be the wrong one for ever.
+    #[test]
+    fn a_pair_is_remembered_once() {
+        let mut memo = Memo::default();
+        for program in [0, 1, 0] {
+            memo.keep(&record(5, 7, program), &place(u32::from(program)), None);
+            let found = [0, 1].map(|it| memo.find(&record(5, 7, it)).is_some());
+            assert_eq!(found, [program == 0, program == 1]);
+        }
+    }
+
+    // Those that share a place take turns: none is ever taken for another.
     #[test]
     fn more_pairs_than_slots_are_never_mixed_up() {
         let mut memo = Memo::default();
@@ -166,7 +238,7 @@ mod tests {
         }
         let found = all.filter_map(|number| {
             let known = memo.find(&record(number, number / 3, 0))?;
-            assert_eq!(known.function, number);
+            assert_eq!(known.function(), number);
             Some(number)
         });
         assert!(found.count() > SLOTS / 2);

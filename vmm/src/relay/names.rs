@@ -1,6 +1,6 @@
 //! Resolves the addresses in records, and puts their names into the stream.
 
-use super::memo::{End, Known, Memo, Place};
+use super::memo::{End, Known, Memo, Place, Shape};
 use crate::kernel::{After, Kernel, Site};
 use crate::serve::{Globs, Resolve};
 use crate::stream::{AddressSet, Header, Symbol, Task};
@@ -93,13 +93,13 @@ impl Functions {
 
     /// What is known of a record that was kept, and has not changed since: its caller is named, too.
     #[inline]
-    pub(super) fn known(&self, record: &RawRecord) -> Option<&Known> {
+    pub(super) fn known(&self, record: &RawRecord) -> Option<Known> {
         self.memo.find(record)
     }
 
     /// The stream has been told all that a reader needs of such records.
-    pub(super) fn keep(&mut self, record: &RawRecord, place: &Place, entry_of: Option<u8>) {
-        self.memo.keep(record, place, entry_of);
+    pub(super) fn keep(&mut self, record: &RawRecord, place: &Place, shape: Option<(Shape, u8)>) {
+        self.memo.keep(record, place, shape);
     }
 
     /// Which function a record with this word is of; `None` for what neither site nor exit writes.
@@ -259,12 +259,17 @@ impl TaskNames {
         self.last = (0, 0);
     }
 
+    /// Whether nothing is new of the task of a record, since the one before was of the same.
+    #[inline]
+    pub(super) fn goes_on(&self, record: &RawRecord) -> bool {
+        (record.task, record.pid) == self.last
+    }
+
     /// What is new of the task of a record, in this guest.
     #[inline]
     pub(super) fn of(&mut self, guest: &dyn Guest, record: &RawRecord) -> Option<Task> {
         // Most often the one before goes on.
-        let task = (record.task, record.pid);
-        if task == self.last { None } else { self.look(guest, task) }
+        if self.goes_on(record) { None } else { self.look(guest, (record.task, record.pid)) }
     }
 
     #[inline(never)]

@@ -60,6 +60,13 @@ impl Order {
         self.last
     }
 
+    /// Some records have been let through: the last of them with this time, and so many whose time was behind that
+    /// of an earlier one.
+    pub(super) fn passed(&mut self, last: u64, behind: u64) {
+        self.last = last;
+        self.behind += behind;
+    }
+
     /// The same of what is no record of the guest's.
     pub(super) fn pass_at(&mut self, ticks: u64) -> u64 {
         self.last = self.last.max(ticks);

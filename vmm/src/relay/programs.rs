@@ -2,7 +2,7 @@
 
 use super::Targets;
 use super::context::Meaning;
-use super::memo::{End, Place};
+use super::memo::{End, Place, Shape};
 use super::values::{Untold, may_be_address};
 use crate::kernel::Kernel;
 use crate::stream::{
@@ -94,13 +94,18 @@ impl Format {
         })
     }
 
-    /// The tracer for which its records, which have no fields, are entries, if there is no other.
+    /// What its records are for its tracer, if there is one alone and they have nothing that the
+    /// shape does not say.
     #[inline]
-    pub(super) fn entry_of(&self) -> Option<u8> {
-        match (self.point, self.words, &self.parts[..]) {
-            (Point::Entry, 0, [part]) => Some(part.tracer),
-            _ => None,
-        }
+    pub(super) fn shape(&self) -> Option<(Shape, u8)> {
+        let [part] = &self.parts[..] else { return None };
+        let shape = match (self.point, self.words, part.stack) {
+            (Point::Entry, 0, _) => Shape::Entry,
+            (Point::Entry, 1, true) => Shape::Frame,
+            (Point::Return, 1, true) => Shape::Return,
+            _ => return None,
+        };
+        Some((shape, part.tracer))
     }
 
     /// Whether all that the stream must be told of its records are functions and callers.
@@ -146,7 +151,7 @@ impl Format {
         fields: &[u64],
         place: &Place,
     ) {
-        if let Some(tracer) = self.entry_of() {
+        if let Some((Shape::Entry, tracer)) = self.shape() {
             let entry = EntryRecord::new(time, place.function, record.caller, record.pid);
             return batch.push(entry.of_tracer(tracer));
         }
@@ -243,7 +248,11 @@ impl PartFormat {
 
 /// The formats of all programs, by number.
 #[derive(Debug, Default)]
-pub(super) struct Programs(Vec<Format>);
+pub(super) struct Programs {
+    formats: Vec<Format>,
+    /// What the stack pointer lacks in records of entries, and of returns.
+    biases: (u64, u64),
+}
 
 impl Programs {
     /// These are all that there are.
@@ -253,18 +262,25 @@ impl Programs {
         let told = targets.programs.iter().any(tells);
         let meaning = told.then(|| Meaning::of(kernel)).flatten();
         let format = |duty| Format::new(kernel, duty, meaning);
-        self.0 = targets.programs.iter().map(format).collect();
+        self.formats = targets.programs.iter().map(format).collect();
+        self.biases = (stack_bias(kernel, Point::Entry), stack_bias(kernel, Point::Return));
     }
 
     /// What a record has, if a program can have written it.
     #[inline]
     pub(super) fn format(&self, record: &RawRecord) -> Option<&Format> {
-        let format = self.0.get(usize::from(record.program))?;
+        let format = self.formats.get(usize::from(record.program))?;
         (format.words == usize::from(record.fields)).then_some(format)
+    }
+
+    /// What the stack pointer lacks in records of entries, and of returns.
+    #[inline]
+    pub(super) fn stack_biases(&self) -> (u64, u64) {
+        self.biases
     }
 
     /// How many records one of a program would have become.
     pub(super) fn tracers(&self, program: u16) -> u64 {
-        self.0.get(usize::from(program)).map_or(1, |format| format.parts.len() as u64)
+        self.formats.get(usize::from(program)).map_or(1, |format| format.parts.len() as u64)
     }
 }

@@ -309,6 +309,18 @@ impl RingReader {
                 self.damaged(tail);
                 break false;
             }
+            // Most records have as many fields as the one before.
+            let run = match size - COMMON_SIZE {
+                0 => Self::take_run::<0>,
+                8 => Self::take_run::<1>,
+                _ => Self::take_run::<2>,
+            };
+            let least = usize::try_from(stop - start).unwrap_or(0) / 8;
+            let left = run(self, &chunk, least, end, out);
+            if left < end {
+                tail = start + 8 * left as u64;
+                continue;
+            }
             let load = |below: usize| u64::from_le(words.load(end - below));
             let mut record = RawRecord::new([load(4), load(3), load(2), word]);
             if size > COMMON_SIZE {
@@ -322,6 +334,43 @@ impl RingReader {
         self.tail = tail;
         self.totals.records += (out.records.len() - before) as u64;
         done
+    }
+
+    /// Takes published records with so many fields that end at word `end` of a chunk and below it, not those of
+    /// others and none that goes below word `stop`: where each ends is known without a look into the one before,
+    /// so that the processor need not wait for that. Returns where the last one begins.
+    fn take_run<const FIELDS: usize>(
+        &self,
+        chunk: &VolatileSlice<'_>,
+        stop: usize,
+        mut end: usize,
+        out: &mut RawBatch,
+    ) -> usize {
+        const COMMON: usize = COMMON_SIZE / 8;
+        let size = COMMON + FIELDS;
+        let Ok(words) = chunk.get_array_ref::<u64>(0, CHUNK_SIZE / 8) else { return end };
+        let info = Info::new(size * 8, 0, 1, Info::DRAINED).0;
+        let spent = usize::try_from(self.ring.spent()).unwrap_or(0).div_ceil(8);
+        let least = spent.max(stop + size);
+        while end >= least && end <= CHUNK_SIZE / 8 && out.has_room() {
+            let Ok(word) = chunk.get_atomic_ref::<AtomicU64>((end - 1) * 8) else { break };
+            let word = u64::from_le(word.load(Ordering::Acquire));
+            #[allow(clippy::cast_possible_truncation, reason = "both halves")]
+            let (site, said) = (word as u32, (word >> 32) as u32);
+            if site == 0 || said & Info::SHAPE != info {
+                break;
+            }
+            let load = |below: usize| u64::from_le(words.load(end - below));
+            let mut record = RawRecord::new([load(4), load(3), load(2), word]);
+            if FIELDS > 0 {
+                record.extra = u32::try_from(out.extra.len()).unwrap_or(u32::MAX);
+                // In memory the last field comes first.
+                out.extra.extend((COMMON + 1..=size).map(load));
+            }
+            out.records.push(record);
+            end -= size;
+        }
+        end
     }
 
     fn is_in_chunk_of(&self, position: u64) -> bool {

@@ -6,6 +6,7 @@ mod synthetic;
 mod anew;
 mod exits;
 mod hostile;
+mod kinds;
 mod rings;
 mod waiting;
 

@@ -1,9 +1,15 @@
 //! Writes what was taken from a ring.
 
 use super::Drain;
+use crate::relay::memo::Shape;
+use crate::relay::names::{Functions, TaskNames};
+use crate::relay::order::Order;
 use crate::relay::slides::Meanings;
 use crate::serve::Hub;
-use crate::stream::{EntryRecord, ExitReason, LossReason, RecordBuffer, Symbol, Writer};
+use crate::stream::{
+    EntryRecord, ExitReason, Filler, LossReason, RecordBuffer, ReturnRecord, Symbol, Writer,
+};
+use crate::tracer::RawRecord;
 use std::io;
 
 /// Which exits are written though no record follows them.
@@ -15,6 +21,58 @@ pub(super) enum Last {
     Certain,
     /// All: nobody writes records any more.
     All,
+}
+
+/// What the stream has been told already.
+struct Known<'a> {
+    functions: &'a Functions,
+    tasks: &'a TaskNames,
+    /// See [`Programs::stack_biases`](crate::relay::programs::Programs::stack_biases).
+    biases: (u64, u64),
+    /// Of all records of the batch.
+    fields: &'a [u64],
+}
+
+impl Known<'_> {
+    /// Writes the first of these records of which there is nothing else to tell, and to which nothing is
+    /// unusual. How many.
+    fn write(&self, records: &[RawRecord], order: &mut Order, batch: &mut RecordBuffer) -> usize {
+        batch.fill(records.len(), |out| {
+            let (mut last, mut behind, mut count) = (order.last(), 0, 0);
+            for record in records {
+                let Some(time) = self.write_one(record, last, out) else { break };
+                behind += u64::from(record.timestamp < last);
+                last = time;
+                count += 1;
+            }
+            order.passed(last, behind);
+            count
+        })
+    }
+
+    /// Writes a record that comes after one of this time. Its time; `None` where it was not written.
+    #[inline]
+    fn write_one(&self, record: &RawRecord, last: u64, out: &mut Filler<'_>) -> Option<u64> {
+        let known = self.functions.known(record)?;
+        let (shape, tracer) = known.shape()?;
+        if record.fields != shape.fields() || !self.tasks.goes_on(record) {
+            return None;
+        }
+        let &RawRecord { timestamp, caller, pid, extra, .. } = record;
+        let (time, function) = (last.max(timestamp), known.function());
+        let sp = |bias| Some(self.fields.get(extra as usize)?.wrapping_add(bias));
+        let entry = || EntryRecord::new(time, function, caller, pid).of_tracer(tracer);
+        let (entry_bias, return_bias) = self.biases;
+        let has_room = match shape {
+            Shape::Entry => out.push(&entry(), time),
+            Shape::Frame => out.push(&entry().with_sp(sp(entry_bias)?), time),
+            Shape::Return => {
+                let ret = ReturnRecord::new(time, function, caller, pid, sp(return_bias)?);
+                out.push(&ret.of_tracer(tracer), time)
+            }
+        };
+        has_room.then_some(time)
+    }
 }
 
 impl Drain {
@@ -38,7 +96,20 @@ impl Drain {
             Last::Certain => self.exits.certain(vcpu),
             Last::All => u64::MAX,
         };
-        for record in self.raw.records.iter().map(Some).chain([None]) {
+        let mut next = 0;
+        loop {
+            if !has_exits {
+                let Self { raw, functions, tasks, programs, batch, .. } = self;
+                let records = raw.records.get(next..).unwrap_or_default();
+                let known =
+                    Known { functions, tasks, biases: programs.stack_biases(), fields: &raw.extra };
+                let first = records.first().map(|record| record.timestamp.max(order.last()));
+                let count = known.write(records, order, batch);
+                earliest = earliest.or(first.filter(|_| count > 0));
+                next += count;
+            }
+            let record = self.raw.records.get(next);
+            next += 1;
             let until = record.map_or(last, |record| record.timestamp);
             while has_exits
                 && let Some((dropped, exit)) = self.exits.next(vcpu, until, &mut self.writer)?
@@ -59,19 +130,6 @@ impl Drain {
             }
             let Some(record) = record else { break };
             let known = self.functions.known(record);
-            if let Some(known) = known
-                && let (Some(tracer), 0) = (known.entry_of(), record.fields)
-            {
-                let function = known.function;
-                if let Some(task) = self.tasks.of(&*self.memory, record) {
-                    self.writer.task(task)?;
-                }
-                let time = order.pass(record);
-                earliest.get_or_insert(time);
-                let entry = EntryRecord::new(time, function, record.caller, record.pid);
-                self.batch.push(entry.of_tracer(tracer));
-                continue;
-            }
             let format = self.programs.format(record);
             if let (Some(format), Some(known)) = (format, known) {
                 let place = known.place();
@@ -141,7 +199,7 @@ impl Drain {
             earliest.get_or_insert(time);
             format.write(&mut self.batch, time, record, fields, &place);
             if format.is_plain() {
-                self.functions.keep(record, &place, format.entry_of());
+                self.functions.keep(record, &place, format.shape());
             }
         }
         if let Some(early) = earliest.and_then(|time| (self.marked + 1).checked_sub(time)) {
