@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use super::exit;
 use super::report::{open, play_through, tell_notes};
 use super::terminal::Paging;
-use super::view::{choose, parse_time};
+use super::view::{choose, parse_glob, parse_time};
 use super::wanted::Wanted;
 use crate::analyze::diff::{Difference, Noise, Profile};
 use crate::export::{PlayError, Player};
@@ -23,13 +23,13 @@ pub struct Args {
     /// File written by `vmtrace boot -o`: the newer trace
     b: PathBuf,
     /// Compare only functions that match: GLOB, GLOB:mod:NAME or :mod:NAME; may be repeated
-    #[arg(short, long, value_name = "GLOB", help_heading = WHAT)]
+    #[arg(short, long, value_name = "GLOB", value_parser = parse_glob, help_heading = WHAT)]
     filter: Vec<String>,
     /// Compare no functions that match this glob; may be repeated
-    #[arg(short, long, value_name = "GLOB", help_heading = WHAT)]
+    #[arg(short, long, value_name = "GLOB", value_parser = parse_glob, help_heading = WHAT)]
     notrace: Vec<String>,
     /// Compare only calls of tasks whose name matches this glob; may be repeated
-    #[arg(long, value_name = "GLOB", help_heading = WHAT)]
+    #[arg(long, value_name = "GLOB", value_parser = parse_glob, help_heading = WHAT)]
     comm: Vec<String>,
     /// Compare only records of the tracer of this name
     #[arg(long, value_name = "NAME", help_heading = WHAT)]

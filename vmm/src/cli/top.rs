@@ -15,7 +15,7 @@ use vmtrace_system::say;
 
 use super::losses;
 use super::report::{is_broken_pipe, tell_skipped};
-use super::view::{WHAT, parse_name};
+use super::view::{WHAT, parse_glob, parse_name};
 use crate::export::{
     Called, Event, Export, Live, Name, Order, Pick, Picked, PlayError, Player, Rows, SortedBy,
     write_summary,
@@ -50,10 +50,10 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// Only functions that match, and no events: GLOB, GLOB:mod:NAME or :mod:NAME; may be repeated
-    #[arg(short, long, value_name = "GLOB", help_heading = WHAT)]
+    #[arg(short, long, value_name = "GLOB", value_parser = parse_glob, help_heading = WHAT)]
     filter: Vec<String>,
     /// No functions that match this glob, and no events; may be repeated
-    #[arg(short, long, value_name = "GLOB", help_heading = WHAT)]
+    #[arg(short, long, value_name = "GLOB", value_parser = parse_glob, help_heading = WHAT)]
     notrace: Vec<String>,
     /// Only records of the tracer of this name
     #[arg(long, value_name = "NAME", value_parser = parse_name, help_heading = WHAT)]
@@ -62,7 +62,7 @@ pub struct Args {
     #[arg(long, value_name = "PID", help_heading = WHAT)]
     pid: Vec<u32>,
     /// Only records of tasks whose name matches this glob; may be repeated
-    #[arg(long, value_name = "GLOB", help_heading = WHAT)]
+    #[arg(long, value_name = "GLOB", value_parser = parse_glob, help_heading = WHAT)]
     comm: Vec<String>,
     /// Only records of this vCPU; may be repeated, or a list such as 0,2
     #[arg(long, value_name = "N", value_delimiter = ',', help_heading = WHAT)]
