@@ -12,6 +12,7 @@ pub mod events;
 mod examples;
 pub mod functions;
 pub mod inspect;
+mod keys;
 mod life;
 mod losses;
 mod module_files;
@@ -92,7 +93,7 @@ enum Command {
     Setup(setup::Args),
     /// Follow a running trace
     Stream(stream::Args),
-    /// Show the functions with the most calls of a running trace, live
+    /// Show the functions with the most calls of a running trace, live; q ends it
     Top(top::Args),
 }
 
