@@ -271,6 +271,18 @@ fn empty_globs_are_refused_before_anything_is_read() {
     }
 }
 
+// The second one was of what was left, which is nothing: a torn trace, it was said.
+#[test]
+fn standard_input_is_one_trace() {
+    let mut command = vmtrace(&["diff", "-", "-"]);
+    let trace = tempfile::tempfile().unwrap();
+    (&trace).write_all(&stream()).unwrap();
+    let out = command.stdin(trace).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{said}");
+    assert!(said.contains("standard input is one trace"), "{said}");
+}
+
 // The socket and the file of one run lie next to each other.
 #[test]
 fn a_socket_is_no_file_and_a_file_no_socket() {

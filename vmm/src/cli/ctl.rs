@@ -7,7 +7,7 @@ use crate::export::{Table, share};
 use crate::serve::{
     self, Control, Globs, Source, TracerSpec, TriggerAction, TriggerError, TriggerSpec,
 };
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use super::BadUsage;
 use super::exit;
 use super::report::{open, play_through, tell_notes};
 use super::terminal::Paging;
@@ -62,6 +63,10 @@ enum Format {
 /// When a file cannot be read or is not a whole stream (what is whole has been compared then), or
 /// the output fails.
 pub fn run(args: &Args) -> Result<u8> {
+    if [&args.a, &args.b].iter().all(|file| file.as_path() == Path::new("-")) {
+        let text = "standard input is one trace: give the other one as a file".to_owned();
+        return Err(BadUsage(text).into());
+    }
     let wanted = Wanted::new([("-f", &*args.filter)]);
     let (a, name_a, whole_a) = args.profile(&args.a, &wanted)?;
     let (b, name_b, whole_b) = args.profile(&args.b, &wanted)?;
