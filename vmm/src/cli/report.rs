@@ -247,12 +247,13 @@ impl Args {
         if let (Ok(()), Some(reason)) = (&played, player.export().cannot()) {
             return Err(BadUsage(format!("{name}: {reason}")).into());
         }
+        let lacks = player.export().lacks();
         if player.header().is_some() {
             let late = player.late();
             player.into_export().write(late, json, out)?;
         }
         played.context(name)?;
-        Ok(Printed { losses: None, notes: Vec::new() })
+        Ok(Printed { losses: None, notes: lacks.into_iter().collect() })
     }
 }
 
