@@ -165,7 +165,7 @@ fn a_terminal_is_given_back_as_it_was_found() {
     };
     let mut command = Command::new(env!("CARGO_BIN_EXE_vmtrace"));
     command.args(["top", "--every", "0.05"]).arg(&socket);
-    let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().expect("vmtrace runs");
+    let mut child = command.stdin(end()).stdout(end()).stderr(end()).spawn().expect("it runs");
     let (pid, mut keys) = (Pid::from_raw(child.id().cast_signed()), File::from(pty.master));
     let mut screen = keys.try_clone().expect("a descriptor");
     let mut shown = Vec::new();
@@ -190,7 +190,7 @@ fn a_terminal_is_given_back_as_it_was_found() {
     assert!(!shows_keys());
     keys.write_all(b"xq").expect("a terminal");
     until("\x1b[?25h");
-    assert_eq!(waitpid(pid, None).expect("a child"), WaitStatus::Exited(pid, 0));
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
     assert!(shows_keys());
     server.join().expect("served");
 }
