@@ -15,8 +15,8 @@ pub enum StreamError {
     Io(#[from] io::Error),
     /// The first bytes are something else.
     #[error(
-        "not a vmtrace stream: it begins with {found:02x?}; \
-         {}",
+        "not a vmtrace stream: it begins with \"{}\"; {}",
+        .found.escape_ascii(),
         Remedy::Source
     )]
     NotAStream {

@@ -238,10 +238,88 @@ fn a_refused_stream_leaves_its_file_as_it_is() {
         if format != "raw" {
             assert_eq!(run("7"), Some(2), "{format}");
             assert!(fs::read_to_string(&file).unwrap() == old, "{format}");
+            fs::remove_file(&file).unwrap();
+            assert_eq!(run("7"), Some(2), "{format}");
+            assert!(!file.exists(), "{format}");
+            fs::write(&file, &old).unwrap();
         }
         assert_eq!(run("0"), Some(0), "{format}");
         let new = fs::read(&file).unwrap();
         assert!(!new.is_empty() && !new.ends_with(b"yesterday\n"), "{format}");
+    }
+}
+
+// A variable of a script that is not set: all of the trace is meant, or a slip, but never nothing.
+#[test]
+fn empty_globs_are_refused_before_anything_is_read() {
+    let options = ["--comm", "--follow", "--module", "--graph-root", "--filter", "--notrace"];
+    let tasks = ["--comm", "--filter", "--notrace"];
+    for (command, options) in [
+        (&["report", "/nonexistent"][..], &options[..]),
+        (&["report", "/nonexistent"], &["--callers"]),
+        (&["stream", "/nonexistent"], &options),
+        (&["top", "/nonexistent"], &tasks),
+        (&["convert", "/nonexistent", "-o", "t.json"], &tasks),
+        (&["diff", "/nonexistent", "/nonexistent"], &tasks),
+    ] {
+        for option in options {
+            let out = vmtrace(&[command, &[option, ""]].concat()).output().unwrap();
+            let said = String::from_utf8_lossy(&out.stderr);
+            assert_eq!(out.status.code(), Some(2), "{command:?} {option}: {said}");
+            assert!(said.contains("nothing matches an empty glob"), "{said}");
+        }
+    }
+}
+
+// The second one was of what was left, which is nothing: a torn trace, it was said.
+#[test]
+fn standard_input_is_one_trace() {
+    let mut command = vmtrace(&["diff", "-", "-"]);
+    let trace = tempfile::tempfile().unwrap();
+    (&trace).write_all(&stream()).unwrap();
+    let out = command.stdin(trace).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{said}");
+    assert!(said.contains("standard input is one trace"), "{said}");
+}
+
+// The socket and the file of one run lie next to each other.
+#[test]
+fn a_socket_is_no_file_and_a_file_no_socket() {
+    let (directory, socket) = answering(b"");
+    let (socket, file) = (socket.to_str().unwrap(), directory.path().join("t.vmt"));
+    fs::write(&file, stream()).unwrap();
+    let file = file.to_str().unwrap();
+    for (command, remedy) in [
+        (&["report", socket][..], "it is a socket, which vmtrace stream follows"),
+        (&["check", socket, "forbid panic"], "it is a socket, which vmtrace stream follows"),
+        (&["ctl", file, "status"], "it is a file, which vmtrace report prints"),
+        (&["top", file], "it is a file, which vmtrace report prints"),
+        (&["ctl", "/nonexistent", "status"], "see vmtrace boot --socket"),
+    ] {
+        let out = vmtrace(command).output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{command:?}: {said}");
+        assert!(said.contains(remedy) && said.lines().count() == 1, "{command:?}: {said}");
+    }
+}
+
+// What a request would look like is nothing that a user writes.
+#[test]
+fn what_cannot_be_sent_is_refused_in_the_users_terms() {
+    let long = "x".repeat(201);
+    for (command, reason) in [
+        (&["mark", ""][..], "a mark is one line of 1 to 200 bytes"),
+        (&["mark", &long], "a mark is one line of 1 to 200 bytes"),
+        (&["mark", "a\x1b[31m"], "without control characters"),
+        (&["filter", ""], "\"\" is not a glob"),
+        (&["event", "add", "a b"], "\"a b\" is not a glob"),
+        (&["trigger", "add", "mark", "a:9223372036854775808"], "9223372036854775807 at most"),
+    ] {
+        let out = vmtrace(&[&["ctl", "/nonexistent"], command].concat()).output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{command:?}: {said}");
+        assert!(said.contains(reason), "{command:?}: {said}");
     }
 }
 

@@ -489,6 +489,39 @@ fn modules_of_an_image_are_found_for_its_lists() {
     }
 }
 
+// A build tree, in which the kernel's own tests may have modules of the same name.
+#[test]
+fn modules_of_which_nobody_knows_which_are_left_out_of_lists() {
+    let modules = image("x86_64-6.12").with_file_name("modules/kernel/net/vmw_vsock");
+    let dir = tempfile::tempdir().unwrap();
+    for (from, to) in [
+        ("vsock", "vsock"),
+        ("vsock_loopback", "one/twice"),
+        ("vmw_vsock_virtio_transport_common", "other/twice"),
+    ] {
+        let to = dir.path().join(format!("{to}.ko.xz"));
+        std::fs::create_dir_all(to.parent().unwrap()).unwrap();
+        std::fs::copy(modules.join(format!("{from}.ko.xz")), to).unwrap();
+    }
+    let list = |command: &[&str]| {
+        let args = [command, &["--modules", dir.path().to_str().unwrap()]].concat();
+        let output = vmtrace(&args, &image("x86_64-6.12")).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap(), said)
+    };
+    let (code, listed, said) = list(&["functions", "-f", "*vsock*"]);
+    assert!(code == Some(0) && listed.contains("vsock_poll [vsock]"), "{listed} {said}");
+    assert!(said.contains("note: module twice is left out: it may be "), "{said}");
+    assert!(said.contains("one/twice.ko.xz") && said.contains("other/twice.ko.xz"), "{said}");
+    let (code, listed, said) = list(&["events", "--count"]);
+    assert!(code == Some(0) && !listed.is_empty(), "{said}");
+    assert!(said.contains("note: module twice is left out"), "{said}");
+    // Who wants it has to say which.
+    let (code, listed, said) = list(&["functions", "-f", ":mod:twice"]);
+    assert!(code == Some(1) && listed.is_empty(), "{listed}");
+    assert!(said.contains("several modules twice") && said.lines().count() == 1, "{said}");
+}
+
 // Two lines about one slip look like two.
 #[test]
 fn what_is_wrong_with_filters_is_said_once() {

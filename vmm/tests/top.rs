@@ -1,5 +1,6 @@
 //! `vmtrace top`, run as a user would, on a trace that a test serves.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -7,7 +8,10 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use nix::pty::openpty;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::termios::{LocalFlags, tcgetattr};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 use vmtrace::stream::{
@@ -143,6 +147,51 @@ fn a_signal_ends_it_in_order() {
     });
     let status = interrupted(top(&socket, &["--every", "0.05"]));
     assert_eq!(status.code(), Some(0), "{status:?}");
+    server.join().expect("served");
+}
+
+// Keys were shown in the table, and left for the shell, which ran them. And after Ctrl-Z it had no cursor.
+#[test]
+fn a_terminal_is_given_back_as_it_was_found() {
+    let (_directory, socket, server) = serve(|stream| {
+        stream.write_all(begun().get_mut()).expect("read");
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    let pty = openpty(None, None).expect("a terminal");
+    let end = || Stdio::from(pty.slave.try_clone().expect("a descriptor"));
+    let shows_keys = || {
+        let flags = tcgetattr(&pty.slave).expect("a terminal").local_flags;
+        flags.contains(LocalFlags::ECHO | LocalFlags::ICANON)
+    };
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vmtrace"));
+    command.args(["top", "--every", "0.05"]).arg(&socket);
+    let mut child = command.stdin(end()).stdout(end()).stderr(end()).spawn().expect("it runs");
+    let (pid, mut keys) = (Pid::from_raw(child.id().cast_signed()), File::from(pty.master));
+    let mut screen = keys.try_clone().expect("a descriptor");
+    let mut shown = Vec::new();
+    let mut until = |what: &str| {
+        let mut chunk = [0; 4096];
+        while !String::from_utf8_lossy(&shown).contains(what) {
+            let length = screen.read(&mut chunk).expect("a terminal");
+            shown.extend_from_slice(&chunk[..length]);
+        }
+        shown.clear();
+    };
+    until("records/s");
+    assert!(!shows_keys());
+    kill(pid, Signal::SIGTSTP).expect("it runs");
+    let stopped = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).expect("a child");
+    assert_eq!(stopped, WaitStatus::Stopped(pid, Signal::SIGSTOP));
+    until("\x1b[?25h");
+    assert!(shows_keys());
+    kill(pid, Signal::SIGCONT).expect("it is stopped");
+    until("\x1b[?25l");
+    until("records/s");
+    assert!(!shows_keys());
+    keys.write_all(b"xq").expect("a terminal");
+    until("\x1b[?25h");
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+    assert!(shows_keys());
     server.join().expect("served");
 }
 

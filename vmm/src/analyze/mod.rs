@@ -29,6 +29,11 @@ pub trait Analysis: Export {
     fn cannot(&self) -> Option<String> {
         None
     }
+
+    /// What is not in the report whatever the guest did, where it is not empty; for people.
+    fn lacks(&self) -> Option<String> {
+        None
+    }
 }
 
 /// Columns of a page for people.

@@ -63,6 +63,8 @@ struct Moment {
 pub struct Check {
     rules: Vec<(Rule, State)>,
     header: Header,
+    /// Whether there is a header: of a file that is no trace, nothing is known.
+    has_begun: bool,
     /// Which functions are in which rules, by address.
     known: HashMap<u64, Known>,
     losses: Losses,
@@ -109,6 +111,7 @@ impl Check {
         Self {
             rules: rules.collect(),
             header: Header::default(),
+            has_begun: false,
             known: HashMap::new(),
             losses: Losses::default(),
             stops: Stops::default(),
@@ -136,8 +139,12 @@ impl Check {
         self.losses.late = late;
         self.losses.torn = self.torn;
         self.coverage.finish();
-        let Self { rules, header, losses, coverage, timeless, now, .. } = self;
+        let Self { rules, header, has_begun, losses, coverage, timeless, now, .. } = self;
         let outcome = |(index, (rule, state)): (usize, (Rule, State))| {
+            if !has_begun {
+                let detail = "nothing of the trace could be read".to_owned();
+                return Outcome { rule, verdict: Verdict::Undecided, detail };
+            }
             let (verdict, detail) = state.verdict(&rule.kind, &header, &losses, &coverage, now);
             match timeless.get(&index).filter(|_| !rule.kind.is_certain(verdict)) {
                 Some(name) => {
@@ -264,6 +271,7 @@ impl Check {
 impl Export for Check {
     fn begin(&mut self, header: &Header) -> io::Result<()> {
         self.header = header.clone();
+        self.has_begun = true;
         Ok(())
     }
 

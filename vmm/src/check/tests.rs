@@ -444,3 +444,17 @@ fn junit_is_what_its_readers_expect() {
     assert_eq!(cases[1].name.as_str(), "forbid b");
     assert!(xml.contains("50% of &quot;&lt;&amp;&apos;?&gt;?"), "{xml}");
 }
+
+// Of a file that is no trace, what was traced is not the question.
+#[test]
+fn of_what_cannot_be_read_no_reason_is_guessed() {
+    let rules = ["forbid panic", "expect start", "max start 1us"].map(|rule| rule.parse().unwrap());
+    for bytes in [&b""[..], b"hello"] {
+        let mut player = Player::new(Check::new(rules.to_vec()));
+        assert!(player.push(bytes).and_then(|()| player.finish().map(|_| ())).is_err());
+        for outcome in player.into_export().finish(0) {
+            assert_eq!(outcome.verdict, Verdict::Undecided, "{outcome:?}");
+            assert_eq!(outcome.detail, "nothing of the trace could be read");
+        }
+    }
+}

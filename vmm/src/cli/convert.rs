@@ -14,7 +14,7 @@ use vmtrace_system::say;
 use super::clock::Clock;
 use super::life;
 use super::losses::{self, Counted};
-use super::view::{check_span, parse_moment, parse_name};
+use super::view::{check_span, parse_glob, parse_moment, parse_name};
 use super::wanted::{Wanted, none_of};
 use super::{BadUsage, report, view};
 use crate::convert::{Format, Output, Tally};
@@ -47,10 +47,10 @@ pub struct Args {
     #[arg(long, value_enum)]
     format: Option<Target>,
     /// Convert only functions whose name matches (repeatable).
-    #[arg(short, long = "filter", value_name = "GLOB", help_heading = WHAT)]
+    #[arg(short, long = "filter", value_name = "GLOB", value_parser = parse_glob, help_heading = WHAT)]
     filter: Vec<String>,
     /// Convert no functions whose name matches (repeatable).
-    #[arg(short, long, value_name = "GLOB", help_heading = WHAT)]
+    #[arg(short, long, value_name = "GLOB", value_parser = parse_glob, help_heading = WHAT)]
     notrace: Vec<String>,
     /// Convert only records of the tracer of this name.
     #[arg(long, value_name = "NAME", value_parser = parse_name, help_heading = WHAT)]
@@ -76,7 +76,7 @@ struct Part {
     #[arg(long, value_name = "PID", help_heading = WHAT)]
     pid: Vec<u32>,
     /// Convert only records of tasks whose name matches (repeatable).
-    #[arg(long, value_name = "GLOB", help_heading = WHAT)]
+    #[arg(long, value_name = "GLOB", value_parser = parse_glob, help_heading = WHAT)]
     comm: Vec<String>,
     /// Convert only records of this vCPU (repeatable), or of a list such as 0,2.
     #[arg(long, value_name = "N", value_delimiter = ',', help_heading = WHAT)]

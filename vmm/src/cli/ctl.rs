@@ -1,11 +1,13 @@
 //! `vmtrace ctl`: commands to a running trace.
 
+use super::BadUsage;
+use crate::agent::{AgentMark, protocol::MARK_MAX};
 use crate::analyze::latency::Kind;
 use crate::export::{Table, share};
 use crate::serve::{
     self, Control, Globs, Source, TracerSpec, TriggerAction, TriggerError, TriggerSpec,
 };
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -304,8 +306,11 @@ impl Command {
             Self::Snapshot => Control::Snapshot,
             Self::Mark { text } => {
                 let text = text.join(" ");
-                if text.contains('\n') {
-                    bail!("a mark is one line");
+                if !AgentMark::is_text(&text) {
+                    let text = format!(
+                        "a mark is one line of 1 to {MARK_MAX} bytes, without control characters"
+                    );
+                    return Err(BadUsage(text).into());
                 }
                 Control::Mark { ticks: None, text }
             }

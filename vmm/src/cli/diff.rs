@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use super::BadUsage;
 use super::exit;
 use super::report::{open, play_through, tell_notes};
 use super::terminal::Paging;
-use super::view::{choose, parse_time};
+use super::view::{choose, parse_glob, parse_time};
 use super::wanted::Wanted;
 use crate::analyze::diff::{Difference, Noise, Profile};
 use crate::export::{PlayError, Player};
@@ -23,13 +24,13 @@ pub struct Args {
     /// File written by `vmtrace boot -o`: the newer trace
     b: PathBuf,
     /// Compare only functions that match: GLOB, GLOB:mod:NAME or :mod:NAME; may be repeated
-    #[arg(short, long, value_name = "GLOB", help_heading = WHAT)]
+    #[arg(short, long, value_name = "GLOB", value_parser = parse_glob, help_heading = WHAT)]
     filter: Vec<String>,
     /// Compare no functions that match this glob; may be repeated
-    #[arg(short, long, value_name = "GLOB", help_heading = WHAT)]
+    #[arg(short, long, value_name = "GLOB", value_parser = parse_glob, help_heading = WHAT)]
     notrace: Vec<String>,
     /// Compare only calls of tasks whose name matches this glob; may be repeated
-    #[arg(long, value_name = "GLOB", help_heading = WHAT)]
+    #[arg(long, value_name = "GLOB", value_parser = parse_glob, help_heading = WHAT)]
     comm: Vec<String>,
     /// Compare only records of the tracer of this name
     #[arg(long, value_name = "NAME", help_heading = WHAT)]
@@ -62,6 +63,10 @@ enum Format {
 /// When a file cannot be read or is not a whole stream (what is whole has been compared then), or
 /// the output fails.
 pub fn run(args: &Args) -> Result<u8> {
+    if [&args.a, &args.b].iter().all(|file| file.as_path() == Path::new("-")) {
+        let text = "standard input is one trace: give the other one as a file".to_owned();
+        return Err(BadUsage(text).into());
+    }
     let wanted = Wanted::new([("-f", &*args.filter)]);
     let (a, name_a, whole_a) = args.profile(&args.a, &wanted)?;
     let (b, name_b, whole_b) = args.profile(&args.b, &wanted)?;

@@ -3,11 +3,12 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{bail, ensure};
+use anyhow::bail;
 use serde::Serialize;
 
 use super::boot::modules_in;
 use super::module_files;
+use super::report::tell_notes;
 use super::terminal::Paging;
 use crate::kernel::tracepoints::{Event, ModuleData, Origin};
 use crate::kernel::{Functions, Kernel};
@@ -59,26 +60,33 @@ pub fn run(args: Args) -> anyhow::Result<u8> {
     let kernel = super::inspect::open(&image, system_map.as_deref())?;
     let pattern = glob.as_deref().unwrap_or("*");
     let mut found = matching(kernel.events()?, pattern, None);
+    let mut left_out = Vec::new();
     match modules {
         Some(dir) => {
             let dir = modules_in(dir, &image, kernel.release())?;
-            found.extend(of_modules(&kernel, &dir, pattern)?);
+            let more;
+            (more, left_out) = of_modules(&kernel, &dir, pattern)?;
+            found.extend(more);
         }
         None if Functions::of(pattern).module().is_some() => {
             bail!("{pattern}: which modules? Use --modules DIR, or auto")
         }
         None => {}
     }
-    ensure!(
-        !found.is_empty(),
-        "no event of the kernel matches '{pattern}': vmtrace events lists all, as SYSTEM:NAME, and with \
-         --modules DIR those of modules"
-    );
-    paging.show(|out| match count {
+    if found.is_empty() {
+        tell_notes(&left_out);
+        bail!(
+            "no event of the kernel matches '{pattern}': vmtrace events lists all, as SYSTEM:NAME, and with \
+             --modules DIR those of modules"
+        );
+    }
+    let seen = paging.show(|out| match count {
         true => writeln!(out, "{}", found.len()),
         false => print(out, &found, json),
-    })?;
-    Ok(0)
+    });
+    // Behind what a pager shows.
+    tell_notes(&left_out);
+    seen.map(|()| 0)
 }
 
 /// The events of the kernel, or of a module of it, that a pattern matches.
@@ -87,9 +95,14 @@ fn matching(events: &[Event], pattern: &str, module: Option<&str>) -> Vec<Found>
     wanted.map(|event| (event.clone(), module.map(str::to_owned))).collect()
 }
 
-fn of_modules(kernel: &Kernel, dir: &Path, pattern: &str) -> anyhow::Result<Vec<Found>> {
+/// The events of modules, and which modules are left out.
+fn of_modules(
+    kernel: &Kernel,
+    dir: &Path,
+    pattern: &str,
+) -> anyhow::Result<(Vec<Found>, Vec<String>)> {
     let mut found = Vec::new();
-    module_files::each(
+    let left_out = module_files::each(
         dir,
         |name| Functions::of(pattern).reaches(name),
         |name, data| {
@@ -99,7 +112,7 @@ fn of_modules(kernel: &Kernel, dir: &Path, pattern: &str) -> anyhow::Result<Vec<
             Ok(())
         },
     )?;
-    Ok(found)
+    Ok((found, left_out))
 }
 
 /// The JSON form; other programs rely on its keys.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::boot::modules_in;
 use super::module_files;
+use super::report::tell_notes;
 use super::terminal::Paging;
 use crate::kernel::{Functions, Kernel, ModuleFile, Selection, selects};
 use vmtrace_system::say;
@@ -47,11 +48,12 @@ pub fn run(args: Args) -> anyhow::Result<u8> {
     let selection = kernel.select_with_report(&filter, &notrace);
     let Selection { sites, mut unmatched, mut unmatched_notrace } = selection;
     let mut lines = of_kernel(&kernel, &sites);
+    let mut left_out = Vec::new();
     if let Some(dir) = modules {
         let dir = modules_in(dir, &image, kernel.release())?;
         let mut found =
             Found { filter: &filter, notrace: &notrace, matched: vec![], lines: vec![] };
-        found.read(&kernel, &dir)?;
+        left_out = found.read(&kernel, &dir)?;
         let is_missing = |pattern: &String| !found.matched.contains(pattern);
         unmatched.retain(is_missing);
         unmatched_notrace.retain(is_missing);
@@ -64,6 +66,7 @@ pub fn run(args: Args) -> anyhow::Result<u8> {
         anyhow::bail!("{pattern}: which modules? Use --modules DIR, or auto");
     }
     if lines.is_empty() {
+        tell_notes(&left_out);
         return Err(kernel.no_match(unmatched).into());
     }
     let seen = paging.show(|out| match count {
@@ -75,6 +78,7 @@ pub fn run(args: Args) -> anyhow::Result<u8> {
         let near = kernel.near_functions(pattern);
         say!("vmtrace: warning: no traceable function matches '{pattern}'{near}");
     }
+    tell_notes(&left_out);
     seen.map(|()| 0)
 }
 
@@ -99,7 +103,8 @@ struct Found<'a> {
 }
 
 impl Found<'_> {
-    fn read(&mut self, kernel: &Kernel, dir: &Path) -> anyhow::Result<()> {
+    /// Returns which modules are left out.
+    fn read(&mut self, kernel: &Kernel, dir: &Path) -> anyhow::Result<Vec<String>> {
         let filter = self.filter;
         let wanted = |name: &str| {
             let can_be = |pattern: &String| Functions::of(pattern).reaches(name);

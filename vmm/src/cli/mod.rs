@@ -12,6 +12,7 @@ pub mod events;
 mod examples;
 pub mod functions;
 pub mod inspect;
+mod keys;
 mod life;
 mod losses;
 mod module_files;
@@ -92,7 +93,7 @@ enum Command {
     Setup(setup::Args),
     /// Follow a running trace
     Stream(stream::Args),
-    /// Show the functions with the most calls of a running trace, live
+    /// Show the functions with the most calls of a running trace, live; q ends it
     Top(top::Args),
 }
 
@@ -149,7 +150,13 @@ fn asks_for_absent(error: &anyhow::Error) -> bool {
 /// Connects to a running trace; tries for so long.
 fn reach(source: &Source, wait: Duration) -> anyhow::Result<UnixStream> {
     source.connect(wait).with_context(|| {
-        format!("{source}: no running trace can be reached there; see vmtrace boot --socket")
+        let is_file = matches!(source, Source::Unix(path) if path.is_file());
+        let remedy = if is_file {
+            "it is a file, which vmtrace report prints"
+        } else {
+            "see vmtrace boot --socket"
+        };
+        format!("{source}: no running trace can be reached there; {remedy}")
     })
 }
 
@@ -175,14 +182,12 @@ fn from_files(globs: Vec<String>) -> anyhow::Result<Vec<String>> {
 }
 
 /// Globs that go into a line of words.
-fn check_globs<'a>(globs: impl IntoIterator<Item = &'a String>) -> anyhow::Result<()> {
-    for glob in globs {
-        anyhow::ensure!(
-            !glob.is_empty() && !glob.contains(char::is_whitespace),
-            "{glob:?} is not a glob: names of functions have no spaces"
-        );
-    }
-    Ok(())
+fn check_globs<'a>(globs: impl IntoIterator<Item = &'a String>) -> Result<(), BadUsage> {
+    let mut globs = globs.into_iter();
+    let bad = globs.find(|glob| glob.is_empty() || glob.contains(char::is_whitespace));
+    bad.map_or(Ok(()), |glob| {
+        Err(BadUsage(format!("{glob:?} is not a glob: names have no spaces, and are not empty")))
+    })
 }
 
 /// The command line with what its options do by default, and examples.

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufWriter, ErrorKind, Seek, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -13,7 +14,7 @@ use super::BadUsage;
 use super::clock::Clock;
 use super::losses::{self, Counted};
 use super::terminal::Looks;
-use super::view::{View, WHAT, choose, parse_time};
+use super::view::{View, WHAT, choose, parse_glob, parse_time};
 use crate::analyze::Analysis;
 use crate::analyze::boot::Boot;
 use crate::analyze::latency::{Kind, Latency};
@@ -59,10 +60,10 @@ pub struct Args {
     #[arg(long, value_enum)]
     format: Option<Format>,
     /// Print only functions that match: GLOB, GLOB:mod:NAME or :mod:NAME (repeatable).
-    #[arg(short, long = "filter", value_name = "GLOB", help_heading = WHAT)]
+    #[arg(short, long = "filter", value_name = "GLOB", value_parser = parse_glob, help_heading = WHAT)]
     filter: Vec<String>,
     /// Print no functions whose name matches (repeatable).
-    #[arg(short, long, value_name = "GLOB", help_heading = WHAT)]
+    #[arg(short, long, value_name = "GLOB", value_parser = parse_glob, help_heading = WHAT)]
     notrace: Vec<String>,
     #[command(flatten)]
     view: View,
@@ -79,6 +80,7 @@ pub struct Args {
     #[arg(
         long,
         value_name = "GLOB",
+        value_parser = parse_glob,
         conflicts_with_all = ["top", "stats", "summary", "format", "graph", "filter"],
         help_heading = TABLES
     )]
@@ -245,12 +247,13 @@ impl Args {
         if let (Ok(()), Some(reason)) = (&played, player.export().cannot()) {
             return Err(BadUsage(format!("{name}: {reason}")).into());
         }
+        let lacks = player.export().lacks();
         if player.header().is_some() {
             let late = player.late();
             player.into_export().write(late, json, out)?;
         }
         played.context(name)?;
-        Ok(Printed { losses: None, notes: Vec::new() })
+        Ok(Printed { losses: None, notes: lacks.into_iter().collect() })
     }
 }
 
@@ -262,8 +265,12 @@ pub(super) fn open(path: &Path) -> Result<(File, String)> {
             (standard.map(File::from).context("standard input")?, "standard input".to_owned())
         }
         name => {
+            let remedy = || {
+                let is_socket = path.metadata().is_ok_and(|of| of.file_type().is_socket());
+                if is_socket { ": it is a socket, which vmtrace stream follows" } else { "" }
+            };
             let opened = File::open(path);
-            (opened.with_context(|| format!("cannot open {name}"))?, name.to_owned())
+            (opened.with_context(|| format!("cannot open {name}{}", remedy()))?, name.to_owned())
         }
     })
 }

@@ -2,14 +2,15 @@
 
 use super::losses::{self, Counted};
 use super::report::{self, Played};
-use super::view::{View, WHAT};
+use super::view::{View, WHAT, parse_glob};
 use crate::export::{Export, Graph, Json, PlayError, Player, Stats, Text, Top, write_summary};
 use crate::serve::{self, Format, Globs, Source, StreamRequest};
 use crate::stream::{Decoder, Progress, StreamError};
 use anyhow::{Context, Result};
 use std::cell::Cell;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::mem;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use vmtrace_system::say;
@@ -25,10 +26,10 @@ pub struct Args {
     #[command(flatten)]
     view: View,
     /// Only functions that match: GLOB, GLOB:mod:NAME or :mod:NAME; may be repeated
-    #[arg(short, long, value_name = "GLOB", help_heading = WHAT)]
+    #[arg(short, long, value_name = "GLOB", value_parser = parse_glob, help_heading = WHAT)]
     filter: Vec<String>,
     /// No functions that match this glob; may be repeated
-    #[arg(short, long, value_name = "GLOB", help_heading = WHAT)]
+    #[arg(short, long, value_name = "GLOB", value_parser = parse_glob, help_heading = WHAT)]
     notrace: Vec<String>,
     /// Write to this file instead of standard output
     #[arg(short, long, value_name = "FILE")]
@@ -67,25 +68,37 @@ pub fn run(args: Args) -> Result<u8> {
 }
 
 impl Args {
-    fn follow(self) -> Result<u8> {
+    fn follow(mut self) -> Result<u8> {
         let name = self.source.to_string();
         let file = self.output.as_ref().map(|path| path.display().to_string());
         let unwritten = || format!("cannot write {}", file.as_deref().unwrap_or("standard output"));
         super::check_globs(self.filter.iter().chain(&self.notrace))?;
         let stream = super::reach(&self.source, Duration::from_secs(self.wait))?;
         // The binary stream in any case: only it can be verified.
-        let globs = Globs { filter: self.filter, notrace: self.notrace };
+        let (filter, notrace) = (mem::take(&mut self.filter), mem::take(&mut self.notrace));
+        let globs = Globs { filter, notrace };
         let tracer = self.view.tracer().map(str::to_owned);
         let request = StreamRequest { format: Format::Raw, globs, tracer };
         serve::ask_stream(&stream, &request).with_context(|| name.clone())?;
         let mut source = serve::accepted(stream).with_context(|| name.clone())?;
-        // What an older trace is in stays as it is until there is a new one.
-        let mut out: Box<dyn Write> = match &self.output {
-            None => Box::new(io::stdout().lock()),
-            Some(path) => Box::new(
-                Anew::open(path).with_context(|| format!("cannot make {}", path.display()))?,
-            ),
+        let Some(path) = self.output.clone() else {
+            return self.write(&mut source, &mut io::stdout().lock(), unwritten);
         };
+        let mut anew =
+            Anew::open(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        let done = self.write(&mut source, &mut anew, unwritten);
+        anew.finish(&path, done.is_ok()).with_context(unwritten)?;
+        done
+    }
+
+    /// Writes what comes in the format that is asked for.
+    fn write(
+        self,
+        mut source: &mut dyn Read,
+        mut out: &mut dyn Write,
+        unwritten: impl Fn() -> String + Copy,
+    ) -> Result<u8> {
+        let name = self.source.to_string();
         let default = if self.view.wants_graph() { FormatArg::Graph } else { FormatArg::Text };
         let format = self.format.unwrap_or(default);
         if format == FormatArg::Raw {
@@ -123,26 +136,53 @@ impl Args {
     }
 }
 
-/// A file that keeps what is in it until there is something else: what was asked for may be refused.
+/// A file that is as it was until there is something else: what was asked for may be refused.
 struct Anew {
     file: File,
-    is_old: bool,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// It was not there.
+    New,
+    /// It has what it had.
+    Old,
+    /// It has what was written, or is no regular file.
+    Written,
 }
 
 impl Anew {
     fn open(path: &Path) -> io::Result<Self> {
+        match File::create_new(path) {
+            Ok(file) => return Ok(Self { file, state: State::New }),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+        // Once more with `create`, for a link to a file that is not there.
         let file = File::options().write(true).create(true).truncate(false).open(path)?;
         // Others have no length.
-        let is_old = file.metadata()?.is_file();
-        Ok(Self { file, is_old })
+        let state = if file.metadata()?.is_file() { State::Old } else { State::Written };
+        Ok(Self { file, state })
+    }
+
+    /// Nothing more is written: all was, or something was refused.
+    fn finish(self, path: &Path, is_whole: bool) -> io::Result<()> {
+        match (self.state, is_whole) {
+            // That nothing came is what the file has to say.
+            (State::Old, true) => self.file.set_len(0),
+            (State::New, false) => fs::remove_file(path),
+            _ => Ok(()),
+        }
     }
 }
 
 impl Write for Anew {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if std::mem::take(&mut self.is_old) {
+        if self.state == State::Old {
             self.file.set_len(0)?;
         }
+        self.state = State::Written;
         self.file.write(bytes)
     }
 

@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::builder::RangedU64ValueParser;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGSTOP, SIGTERM, SIGTSTP};
 use vmtrace_system::say;
 
+use super::keys::Keys;
 use super::losses;
 use super::report::{is_broken_pipe, tell_skipped};
-use super::view::{WHAT, parse_name};
+use super::view::{WHAT, parse_glob, parse_name};
 use crate::export::{
     Called, Event, Export, Live, Name, Order, Pick, Picked, PlayError, Player, Rows, SortedBy,
     write_summary,
@@ -50,10 +51,10 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// Only functions that match, and no events: GLOB, GLOB:mod:NAME or :mod:NAME; may be repeated
-    #[arg(short, long, value_name = "GLOB", help_heading = WHAT)]
+    #[arg(short, long, value_name = "GLOB", value_parser = parse_glob, help_heading = WHAT)]
     filter: Vec<String>,
     /// No functions that match this glob, and no events; may be repeated
-    #[arg(short, long, value_name = "GLOB", help_heading = WHAT)]
+    #[arg(short, long, value_name = "GLOB", value_parser = parse_glob, help_heading = WHAT)]
     notrace: Vec<String>,
     /// Only records of the tracer of this name
     #[arg(long, value_name = "NAME", value_parser = parse_name, help_heading = WHAT)]
@@ -62,7 +63,7 @@ pub struct Args {
     #[arg(long, value_name = "PID", help_heading = WHAT)]
     pid: Vec<u32>,
     /// Only records of tasks whose name matches this glob; may be repeated
-    #[arg(long, value_name = "GLOB", help_heading = WHAT)]
+    #[arg(long, value_name = "GLOB", value_parser = parse_glob, help_heading = WHAT)]
     comm: Vec<String>,
     /// Only records of this vCPU; may be repeated, or a list such as 0,2
     #[arg(long, value_name = "N", value_delimiter = ',', help_heading = WHAT)]
@@ -117,27 +118,31 @@ impl Args {
         if let Some(tracer) = self.tracer {
             player = player.with_tracer(tracer);
         }
-        let stop = stop_flag().context("cannot handle signals")?;
+        let signals = Signals::new().context("cannot handle signals")?;
         let order = match self.by {
             By::Calls => Order::Calls,
             By::Own => Order::Own,
             By::Total => Order::Total,
         };
-        let mut screen = Screen::new(self.rows).context("cannot write standard output")?;
-        let mut draw = |since: Instant| {
+        let unwritten = "cannot write standard output";
+        let mut screen = Screen::new(self.rows).context(unwritten)?;
+        let draw = |screen: &mut Screen, since: Instant| {
             let mut live = live.borrow_mut();
             let drawn = screen.draw(|rows| live.table(since.elapsed(), order, rows));
-            drawn.context("cannot write standard output")
+            drawn.context(unwritten)
         };
         let mut chunk = vec![0; CHUNK];
         let (mut since, mut tables) = (Instant::now(), 0);
         let fed = loop {
-            if stop.load(Ordering::Relaxed) {
+            if signals.end.load(Ordering::Relaxed) || screen.is_left() {
                 return Ok(0);
+            }
+            if signals.stop.swap(false, Ordering::Relaxed) {
+                screen.lend().context(unwritten)?;
             }
             let left = self.every.saturating_sub(since.elapsed());
             if left.is_zero() {
-                draw(since)?;
+                draw(&mut screen, since)?;
                 since = Instant::now();
                 tables += 1;
                 if self.count == Some(tables) {
@@ -157,7 +162,7 @@ impl Args {
             }
         };
         let finished: Result<(), PlayError> = player.finish().map(|_| ());
-        draw(since)?;
+        draw(&mut screen, since)?;
         drop(screen);
         tell_skipped(&player);
         fed.and(finished).context(name)?;
@@ -193,31 +198,65 @@ fn read(
     }
 }
 
-/// Set by the first signal that ends a program; a second one ends it at once.
-fn stop_flag() -> io::Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop))?;
-        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+/// Which signals have come.
+struct Signals {
+    /// One that ends a program; a second one ends it at once.
+    end: Arc<AtomicBool>,
+    /// One that stops it (Ctrl-Z).
+    stop: Arc<AtomicBool>,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        let [end, stop] = [false; 2].map(|set| Arc::new(AtomicBool::new(set)));
+        for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
+            signal_hook::flag::register_conditional_default(signal, Arc::clone(&end))?;
+            signal_hook::flag::register(signal, Arc::clone(&end))?;
+        }
+        signal_hook::flag::register(SIGTSTP, Arc::clone(&stop))?;
+        Ok(Self { end, stop })
     }
-    Ok(stop)
 }
 
 /// Where tables go: in place on a terminal, else one after the other.
 struct Screen {
     terminal: bool,
+    /// What is typed there.
+    keys: Option<Keys>,
     rows: Option<usize>,
     tables: u64,
 }
 
 impl Screen {
+    /// Clear, home, and no cursor, which would jump about.
+    const TAKE: &[u8] = b"\x1b[2J\x1b[H\x1b[?25l";
+    const GIVE_BACK: &[u8] = b"\x1b[?25h";
+
     fn new(rows: Option<usize>) -> io::Result<Self> {
         let terminal = io::stdout().is_terminal();
         if terminal {
-            // Clear, home, and no cursor, which would jump about.
-            put(b"\x1b[2J\x1b[H\x1b[?25l")?;
+            put(Self::TAKE)?;
         }
-        Ok(Self { terminal, rows, tables: 0 })
+        Ok(Self { terminal, keys: terminal.then(Keys::new), rows, tables: 0 })
+    }
+
+    /// Whether somebody typed that there was enough of it.
+    fn is_left(&mut self) -> bool {
+        self.keys.as_mut().is_some_and(Keys::say_end)
+    }
+
+    /// Stops this process, until it is to go on: others have the terminal meanwhile.
+    fn lend(&mut self) -> io::Result<()> {
+        if let Some(keys) = &mut self.keys {
+            put(Self::GIVE_BACK)?;
+            keys.give_back();
+        }
+        signal_hook::low_level::raise(SIGSTOP)?;
+        if let Some(keys) = &mut self.keys {
+            keys.take();
+            put(Self::TAKE)?;
+        }
+        Ok(())
     }
 
     fn draw(&mut self, table: impl FnOnce(Rows) -> Vec<String>) -> io::Result<()> {
@@ -242,7 +281,7 @@ impl Drop for Screen {
     fn drop(&mut self) {
         if self.terminal {
             // Nobody is left to be told.
-            let _ = put(b"\x1b[?25h");
+            let _ = put(Self::GIVE_BACK);
         }
     }
 }

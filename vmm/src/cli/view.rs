@@ -17,7 +17,7 @@ pub(super) struct View {
     #[arg(long, conflicts_with = "format", help_heading = WHAT)]
     graph: bool,
     /// Show only functions that match this glob, and what they call; may be repeated
-    #[arg(long, value_name = "GLOB", help_heading = WHAT)]
+    #[arg(long, value_name = "GLOB", value_parser = parse_glob, help_heading = WHAT)]
     graph_root: Vec<String>,
     /// Show no calls deeper than N levels
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = WHAT)]
@@ -32,17 +32,17 @@ pub(super) struct View {
     #[arg(long, value_name = "PID", help_heading = WHAT)]
     pid: Vec<u32>,
     /// Show only records of tasks whose name matches this glob; may be repeated
-    #[arg(long, value_name = "GLOB", help_heading = WHAT)]
+    #[arg(long, value_name = "GLOB", value_parser = parse_glob, help_heading = WHAT)]
     comm: Vec<String>,
     /// Show only records of this task: by its process id, or from the moment on when its name first
     /// matches this glob, even if its name changes later; may be repeated
-    #[arg(long, value_name = "PID|GLOB", help_heading = WHAT)]
+    #[arg(long, value_name = "PID|GLOB", value_parser = parse_glob, help_heading = WHAT)]
     follow: Vec<String>,
     /// Show only records of this vCPU; may be repeated, or a list such as 0,2
     #[arg(long, value_name = "N", value_delimiter = ',', help_heading = WHAT)]
     cpu: Vec<u32>,
     /// Show only functions of modules that match this glob; may be repeated
-    #[arg(long, value_name = "GLOB", help_heading = WHAT)]
+    #[arg(long, value_name = "GLOB", value_parser = parse_glob, help_heading = WHAT)]
     module: Vec<String>,
     /// Show nothing before this time: seconds as in the output, such as 1.204530, or with a unit,
     /// such as 1200ms
@@ -182,6 +182,17 @@ pub(super) fn check_span(since: Option<u64>, until: Option<u64>) -> Result<(), B
             Err(BadUsage("--until is before --since: exchange the two".to_owned()))
         }
         _ => Ok(()),
+    }
+}
+
+/// A glob, of functions, tasks or modules.
+///
+/// # Errors
+/// When it is empty, as of a script's variable that is not set: the output would be, too.
+pub(super) fn parse_glob(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("nothing matches an empty glob: leave the option out for all".to_owned()),
+        _ => Ok(text.to_owned()),
     }
 }
 

@@ -134,8 +134,10 @@ pub fn command(stream: &UnixStream, command: &Control) -> io::Result<String> {
         Control::Mark { text, .. } => format!("mark {text}"),
     };
     send_request(stream, format!("ctl {words}\n").as_bytes())?;
-    let mut line = String::new();
-    BufReader::new(stream.take(ANSWER_MAX)).read_line(&mut line)?;
+    let mut line = Vec::new();
+    BufReader::new(stream.take(ANSWER_MAX)).read_until(b'\n', &mut line)?;
+    // Who is not vmtrace answers as it likes.
+    let line = String::from_utf8_lossy(&line);
     if !line.is_empty() && !line.ends_with('\n') {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the answer has no end"));
     }
@@ -195,5 +197,12 @@ mod tests {
         let (_, client) = UnixStream::pair().unwrap();
         let error = command(&client, &Control::Status).unwrap_err();
         assert!(error.to_string().starts_with("no answer"), "{error}");
+        // Another program's socket.
+        for other in [&b"\x80\xe8\n"[..], b"{\"QMP\": {}}\r\n"] {
+            let (mut server, client) = UnixStream::pair().unwrap();
+            server.write_all(other).unwrap();
+            let error = command(&client, &Control::Status).unwrap_err();
+            assert!(error.to_string().contains("the peer is not vmtrace"), "{error}");
+        }
     }
 }

@@ -6,6 +6,9 @@ use crate::condition::Condition;
 use std::fmt;
 use std::str::FromStr;
 
+/// The last call that can be asked for: what counts down to it goes on below 0.
+const MOST: u64 = i64::MAX.cast_unsigned();
+
 /// What is done at a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TriggerAction {
@@ -90,7 +93,7 @@ pub enum TriggerError {
     #[error("{0:?} is not a trigger: use GLOB[,GLOB...][:N][ if CONDITION], N for the N-th call")]
     NoTrigger(String),
     /// Between the colon and the condition.
-    #[error("{0:?} is not the number of a call: use 1 for the first")]
+    #[error("{0:?} is not the number of a call: use 1 for the first, and {MOST} at most")]
     Call(String),
     /// Not what a running trace can do at a call.
     #[error("{0:?} is not what a trigger does: use start, stop, snapshot, mark or end")]
@@ -118,7 +121,7 @@ impl FromStr for TriggerSpec {
             Some(colon) => {
                 let (globs, call) = globs.split_at(colon);
                 let call = call.trim_start_matches(':');
-                let number = call.parse().ok().filter(|&call: &u64| call > 0);
+                let number = call.parse().ok().filter(|call| (1..=MOST).contains(call));
                 (globs, number.ok_or_else(|| TriggerError::Call(call.to_owned()))?)
             }
         };
@@ -255,6 +258,7 @@ mod tests {
             "",
             "a:",
             "a:0",
+            "a:9223372036854775808",
             "a:-1",
             "a:graph",
             "n=a",

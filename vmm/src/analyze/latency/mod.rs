@@ -252,6 +252,18 @@ impl Analysis for Latency {
             )
         })
     }
+
+    fn lacks(&self) -> Option<String> {
+        let Found { missing, report, .. } = &self.found;
+        let kind = report.kind.name();
+        (report.count != 0 && !missing.is_empty()).then(|| {
+            format!(
+                "--latency {kind}: the trace does not have {}, and the report not what they tell; \
+                 record them with `vmtrace boot --latency {kind} -o FILE`",
+                missing.join(", ")
+            )
+        })
+    }
 }
 
 /// What was found so far.

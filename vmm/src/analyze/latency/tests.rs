@@ -1,5 +1,6 @@
 //! Waits made in memory, and the reports on them.
 
+use crate::analyze::Analysis as _;
 use crate::export::Player;
 use crate::stream::{
     Context, EntryRecord, EventRecord, ExitDir, ExitReason, Header, HostExit, LossReason, Mark,
@@ -510,6 +511,30 @@ fn pauses_are_the_hosts_noise_and_tasks_that_move_wait_no_more() {
     assert_eq!(report.listed.iter().map(|of| of.host_ns / 1000).collect::<Vec<_>>(), [70, 0]);
     let rows: Vec<_> = report.rows.iter().map(|row| (row.cpu, row.host, row.thread)).collect();
     assert_eq!(rows, [(0, 1, 1)]);
+}
+
+// Interrupts that nobody recorded are no guest without any: their columns are full of zeros.
+#[test]
+fn what_a_report_cannot_have_is_told() {
+    let lacks = |events: &str| {
+        let mut script = Script::new();
+        script.events(0, events);
+        script.switch_from((0, 0), 100, 0, CAT);
+        for us in [300, 600] {
+            script.switch_from((7, 0), us, 0, RT);
+            script.switch_from((8, 1), us + 30, 0, CAT);
+        }
+        script.0.end(&Summary::default()).expect("memory");
+        let mut player = Player::new(Latency::new(Kind::Osnoise, None));
+        player.push(&script.0.into_inner().expect("memory")).expect("whole");
+        player.finish().expect("whole");
+        assert_eq!(player.export().cannot(), None);
+        player.export().lacks()
+    };
+    let text = lacks("sched:sched_switch, irq:irq_handler_entry, irq:irq_handler_exit").unwrap();
+    assert!(text.contains("does not have irq:softirq_entry, irq:softirq_exit, and"), "{text}");
+    let irq = "irq:irq_handler_entry, irq:irq_handler_exit, irq:softirq_entry, irq:softirq_exit";
+    assert_eq!(lacks(&format!("sched:sched_switch, {irq}")), None);
 }
 
 // An interrupt that came to the task for which another one has moved is as long as it was, and not one that was lost.
