@@ -23,7 +23,7 @@ use divan::counter::{BytesCount, ItemsCount};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use rings::Rings;
-use vmtrace::relay::{Drain, Grace};
+use vmtrace::relay::{Drain, Grace, Targets};
 use vmtrace::serve::{Format, Globs, Join, Origin, Sink, StreamRequest};
 use vmtrace::stream::{Compressor, EntryRecord, Header, Summary, Writer};
 
@@ -61,6 +61,8 @@ impl<W: Write> Write for Counted<W> {
 /// Rings and their relay.
 struct Relayed {
     rings: Rings,
+    /// What fills them: from which record on, and how many it were.
+    filler: fn(&Rings, u64) -> u64,
     drain: Drain,
     /// Bytes of the stream so far.
     written: Arc<AtomicU64>,
@@ -74,16 +76,34 @@ impl Relayed {
 
     /// To a sink that counts what it is given.
     fn to(cpus: u64, sink: impl FnOnce(Arc<AtomicU64>) -> Sink, join: Option<Join>) -> Relayed {
+        Self::start(Rings::new(cpus), Rings::fill, None, sink, join)
+    }
+
+    /// The same with entries and returns, each with its stack pointer: `--graph`.
+    fn of_calls(cpus: u64, primary: impl Write + Send + 'static) -> Relayed {
         let rings = Rings::new(cpus);
+        let targets = Some(rings.calls());
+        let sink = |written| Sink::from(Box::new(Counted(primary, written)));
+        Self::start(rings, Rings::fill_calls, targets, sink, None)
+    }
+
+    fn start(
+        rings: Rings,
+        filler: fn(&Rings, u64) -> u64,
+        targets: Option<Targets>,
+        sink: impl FnOnce(Arc<AtomicU64>) -> Sink,
+        join: Option<Join>,
+    ) -> Relayed {
         let written = Arc::new(AtomicU64::new(0));
-        let (setup, joining) = rings.setup(sink(Arc::clone(&written)));
+        let (mut setup, joining) = rings.setup(sink(Arc::clone(&written)));
+        setup.targets = targets.unwrap_or(setup.targets);
         join.into_iter().for_each(|join| joining.send(join).expect("there is a receiver"));
         let drain = Drain::start(setup).expect("a stream");
-        Relayed { rings, drain, written, records: 0 }
+        Relayed { rings, filler, drain, written, records: 0 }
     }
 
     fn fill(&mut self) -> u64 {
-        let count = self.rings.fill(self.records);
+        let count = (self.filler)(&self.rings, self.records);
         self.records += count;
         count
     }
@@ -134,6 +154,12 @@ fn bench(bencher: Bencher<'_, '_>, mut relayed: Relayed, mut after: impl FnMut(u
 #[divan::bench(sample_count = 40, sample_size = 1, args = [1, 2])]
 fn sink(bencher: Bencher<'_, '_>, rings: u64) {
     bench(bencher, Relayed::new(rings, io::sink(), None), |_| ());
+}
+
+/// Calls and their returns to a sink that counts.
+#[divan::bench(sample_count = 40, sample_size = 1, args = [1, 2])]
+fn sink_of_calls(bencher: Bencher<'_, '_>, rings: u64) {
+    bench(bencher, Relayed::of_calls(rings, io::sink()), |_| ());
 }
 
 /// To a file.

@@ -416,6 +416,11 @@ impl Exits {
         self.readers.get(vcpu).map_or(0, |exits| exits.waiting.len() as u64)
     }
 
+    /// The time of the next one; none where none waits.
+    pub(super) fn next_ticks(&self, vcpu: usize) -> Option<u64> {
+        self.readers.get(vcpu)?.waiting.front().map(|(_, exit)| exit.ticks)
+    }
+
     /// [`ExitReader::next`], of which the stream has been told all that a reader needs.
     pub(super) fn next<W: Write>(
         &mut self,

@@ -9,19 +9,22 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory, VolatileSlice};
-use vmtrace::kernel::Kernel;
+use vmtrace::kernel::{After, Kernel};
 use vmtrace::relay::{ConsoleLines, Setup, Targets, resolver};
 use vmtrace::serve::{Hub, Join, Sink};
 use vmtrace::stream::Header;
 use vmtrace::tracer::annex::{self, Layout, Memory};
 use vmtrace::tracer::ring::RingReader;
-use vmtrace::tracer::{Duty, Guest, GuestError, Tasks, return_address};
+use vmtrace::tracer::{Duty, ExitWord, Guest, GuestError, Tasks, return_address};
 use vmtrace_trampolines::layout::{COMMON_SIZE, Common, Info, LAP, Ring, below, control, front};
+use vmtrace_trampolines::{Field, Point};
 
 use crate::synthetic::{self, Machine};
 
 const ANNEX: u64 = 0xffff_ffff_8000_0000;
 const FUNCTIONS: usize = 2000;
+/// How far behind the entry of a function its exit is.
+const EXIT: u32 = 3;
 /// Records of one task, one after the other.
 const SLICE: u64 = 500;
 const TASKS: u64 = 50;
@@ -162,6 +165,45 @@ impl Rings {
         let mut count = 0;
         for cpu in 0..self.layout.rings.len() {
             while self.write(cpu, self.record(from + count)) {
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// Programs of entries and returns, both with their stack pointers, and an exit of every function.
+    pub fn calls(&self) -> Targets {
+        let exits = self.kernel.sites().iter().map(|site| ExitWord {
+            word: low(site.entry).wrapping_add(EXIT),
+            function: site.entry,
+            target: 0,
+            after: After::Nothing,
+            is_aid: false,
+        });
+        let duty = |point| Duty::new(point, vec![0], &[Field::Stack]);
+        Targets {
+            exits: exits.collect(),
+            programs: vec![duty(Point::Entry), duty(Point::Return)],
+            sites: (0..self.kernel.sites().len()).collect(),
+            ..Targets::default()
+        }
+    }
+
+    /// The same as [`Rings::fill`] by these programs: each call and then its return.
+    pub fn fill_calls(&self, from: u64) -> u64 {
+        let mut count = 0;
+        for cpu in 0..self.layout.rings.len() {
+            while let Some(end) = self.reserve_of(cpu, COMMON_SIZE + 8) {
+                let number = from + count;
+                let mut record = Common { timestamp: number * 100, ..self.record(number / 2) };
+                record.info =
+                    Info::new(COMMON_SIZE + 8, u16::from(number % 2 == 1), 1, Info::DRAINED).0;
+                if number % 2 == 1 {
+                    record.site = self.entries[&record.site].wrapping_add(EXIT);
+                }
+                let memory = self.memory.slice();
+                word(&memory, end - COMMON_SIZE - 8).store((number / 2).to_le(), Ordering::Relaxed);
+                self.publish(end, record);
                 count += 1;
             }
         }

@@ -31,6 +31,8 @@ struct Known<'a> {
     biases: (u64, u64),
     /// Of all records of the batch.
     fields: &'a [u64],
+    /// From this time on something else is to be told first.
+    before: u64,
 }
 
 impl Known<'_> {
@@ -55,7 +57,8 @@ impl Known<'_> {
     fn write_one(&self, record: &RawRecord, last: u64, out: &mut Filler<'_>) -> Option<u64> {
         let known = self.functions.known(record)?;
         let (shape, tracer) = known.shape()?;
-        if record.fields != shape.fields() || !self.tasks.goes_on(record) {
+        let is_usual = record.fields == shape.fields() && record.timestamp < self.before;
+        if !is_usual || !self.tasks.goes_on(record) {
             return None;
         }
         let &RawRecord { timestamp, caller, pid, extra, .. } = record;
@@ -98,11 +101,18 @@ impl Drain {
         };
         let mut next = 0;
         loop {
-            if !has_exits {
+            {
+                // An exit of the same time comes before.
+                let before = if has_exits { self.exits.next_ticks(vcpu) } else { None };
                 let Self { raw, functions, tasks, programs, batch, .. } = self;
                 let records = raw.records.get(next..).unwrap_or_default();
-                let known =
-                    Known { functions, tasks, biases: programs.stack_biases(), fields: &raw.extra };
+                let known = Known {
+                    functions,
+                    tasks,
+                    biases: programs.stack_biases(),
+                    fields: &raw.extra,
+                    before: before.unwrap_or(u64::MAX),
+                };
                 let first = records.first().map(|record| record.timestamp.max(order.last()));
                 let count = known.write(records, order, batch);
                 earliest = earliest.or(first.filter(|_| count > 0));
