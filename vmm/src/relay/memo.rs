@@ -31,7 +31,7 @@ pub(super) enum End {
 /// Pairs that share a place: as many as a cache line has room for.
 const WAYS: usize = 4;
 /// Pairs that are remembered at most.
-const SLOTS: usize = 1 << 14;
+const SLOTS: usize = 1 << 15;
 const SETS: usize = SLOTS / WAYS;
 /// By how much a product is shifted to be the number of a set.
 const SHIFT: u32 = u64::BITS - SETS.ilog2();

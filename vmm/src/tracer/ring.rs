@@ -365,7 +365,7 @@ impl RingReader {
             if FIELDS > 0 {
                 record.extra = u32::try_from(out.extra.len()).unwrap_or(u32::MAX);
                 // In memory the last field comes first.
-                out.extra.extend((COMMON + 1..=size).map(load));
+                (COMMON + 1..=size).for_each(|below| out.extra.push(load(below)));
             }
             out.records.push(record);
             end -= size;
