@@ -5,7 +5,7 @@
 
 use super::condition::{Tests, follow};
 use super::nesting::nested;
-use super::operands::{Assembler, Registers, find_counter, parts, registers};
+use super::operands::{Assembler, Registers, end as end_program, find_counter, parts, registers};
 use super::sort::{begin, end, sort};
 use super::timed::timed;
 use super::{Values, callers};
@@ -22,7 +22,8 @@ pub(super) fn count(
 ) -> Result<Code, ProgramError> {
     let mut ops = Assembler::new(0);
     let (point, leave) = (program.point, ops.new_dynamic_label());
-    let test = |ops: &mut Assembler| {
+    let mut endings = Vec::new();
+    let test = |ops: &mut Assembler, endings: &mut Vec<usize>| {
         let (Some(condition), None) = (&program.condition, program.since) else { return Ok(()) };
         // Unlike a record, what counts is so short that a branch reaches its end, but for what looks at levels.
         if program.nesting.is_none() {
@@ -30,20 +31,21 @@ pub(super) fn count(
         }
         let meant = ops.new_dynamic_label();
         branch(&mut Tests { ops: &mut *ops, values }, condition, (meant, true))?;
-        dynasm!(ops; .arch riscv64; j =>leave; =>meant);
+        endings.push(end_program(ops, point));
+        dynasm!(ops; .arch riscv64; =>meant);
         Ok(())
     };
     if !program.nests_first() {
-        test(&mut ops)?;
+        test(&mut ops, &mut endings)?;
     }
     if let Some(nesting) = program.nesting {
         nested(&mut ops, point, nesting, leave)?;
     }
     if program.nests_first() {
-        test(&mut ops)?;
+        test(&mut ops, &mut endings)?;
     }
     if let Some(calls) = program.since {
-        timed(&mut ops, program, calls, values)?;
+        timed(&mut ops, program, calls, values, &mut endings)?;
     }
     let stop = match counts {
         Counts::Up(counters) => {
@@ -82,13 +84,9 @@ pub(super) fn count(
         }
     };
     dynasm!(ops; .arch riscv64; leave: ; =>leave);
-    let ending = ops.offset().0;
-    match point {
-        Point::Entry | Point::Tail => dynasm!(ops; .arch riscv64; jr t0),
-        Point::Return => dynasm!(ops; .arch riscv64; ret),
-    }
+    endings.push(end_program(&mut ops, point));
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
-    Ok(Code { bytes, endings: vec![ending], stop })
+    Ok(Code { bytes, endings, stop })
 }
 
 /// Counts down to 0, with a trap at that call; goes on at `leave` at others. Where the trap is. At a return `t0` is

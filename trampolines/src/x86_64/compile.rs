@@ -96,8 +96,9 @@ pub fn compile(
             }
         }
     }
-    if let Some(since) = &since {
-        restore(&mut ops, point, since);
+    let sorted = matches!(program.counts, Some(Counts::End(..)));
+    if let Some(saved) = since.as_ref().or(others.as_ref().filter(|_| sorted)) {
+        restore(&mut ops, point, saved, ends);
     }
     let ending = ops.offset().0;
     dynasm!(ops; .arch x64; =>ends; .bytes ENDING);

@@ -307,13 +307,15 @@ pub(crate) fn stop(word: u64) -> &'static [u8] {
     [(upper | T5 << 7 | 0x37).to_le_bytes(), (store | 0x23).to_le_bytes()].concat().leak()
 }
 
-/// A program that goes on with another one in place of its end, as the VMM makes it.
+/// A program that goes on with another one in place of its ends, as the VMM makes it.
 pub(super) fn going_on(code: Code, _: u64, to: u64) -> Vec<u8> {
     let Code { mut bytes, endings, .. } = code;
-    let ending = endings[0];
-    let behind = i32::try_from(bytes.len() - ending).unwrap();
+    let len = bytes.len();
     let (upper, lower) = split(to.cast_signed()).unwrap();
-    bytes[ending..ending + 4].copy_from_slice(&j(behind).to_le_bytes());
+    for ending in endings {
+        let behind = i32::try_from(len - ending).unwrap();
+        bytes[ending..ending + 4].copy_from_slice(&j(behind).to_le_bytes());
+    }
     bytes.extend([lui(T3, upper), jalr(ZERO, T3, lower)].into_iter().flat_map(u32::to_le_bytes));
     bytes
 }

@@ -67,14 +67,16 @@ impl Way {
     }
 }
 
-/// The same program, which goes on at a run-time address in place of its end; `None` when that is
+/// The same program, which goes on at a run-time address in place of its ends; `None` when that is
 /// out of reach.
 fn going_on(code: vmtrace_trampolines::Code, to: u64) -> Option<Vec<u8>> {
     let vmtrace_trampolines::Code { mut bytes, endings, .. } = code;
-    let &ending = endings.first()?;
-    let behind = i32::try_from(bytes.len().checked_sub(ending)?).ok()?;
     let (upper, lower) = split(to.cast_signed())?;
-    bytes.get_mut(ending..ending + 4)?.copy_from_slice(&j(behind).to_le_bytes());
+    let len = bytes.len();
+    for ending in endings {
+        let behind = i32::try_from(len.checked_sub(ending)?).ok()?;
+        bytes.get_mut(ending..ending + 4)?.copy_from_slice(&j(behind).to_le_bytes());
+    }
     for word in [lui(T3, upper), jalr(ZERO, T3, lower)] {
         bytes.extend(word.to_le_bytes());
     }
