@@ -42,6 +42,14 @@ pub enum Test {
         /// Whether they must be that, or must not.
         equal: bool,
     },
+    /// Whether the string behind an argument, a pointer of the kernel's own, is this as a task gets it for its name:
+    /// what is behind [`Condition::MAX_BYTES`] less one is cut off.
+    Text {
+        /// Its number, as that of [`Field::Argument`](crate::Field::Argument): in a register.
+        argument: u8,
+        /// As in [`Test::Bytes`]; with the NUL at its end, unless more may follow.
+        bytes: Vec<Option<u8>>,
+    },
     /// Whether the task is in the set of those that are [followed](crate::family).
     Followed {
         /// Where in a task its process id is.
@@ -189,6 +197,11 @@ impl Condition {
             Self::Test(test) => Self::Test(test.clone()),
         }
     }
+}
+
+/// What to compare of a [`Test::Text`]: the last byte of a name is 0 however long the string is.
+pub(crate) fn of_text(bytes: &[Option<u8>]) -> &[Option<u8>] {
+    bytes.get(..Condition::MAX_BYTES - 1).unwrap_or(bytes)
 }
 
 /// The low `bytes` of a value as the whole value of an integer of that size.

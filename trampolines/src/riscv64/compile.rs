@@ -48,7 +48,7 @@ pub fn compile(
     let test = |ops: &mut Assembler, endings: &mut Vec<usize>| {
         let (Some(condition), None) = (&program.condition, program.since) else { return Ok(()) };
         let record = ops.new_dynamic_label();
-        branch(&mut Tests { ops: &mut *ops, values }, condition, (record, true))?;
+        branch(&mut Tests::new(ops, values), condition, (record, true))?;
         // A branch does not reach the end of a long program, and a jump would be one instruction more.
         endings.push(end(ops, program.point));
         dynasm!(ops; .arch riscv64; =>record);

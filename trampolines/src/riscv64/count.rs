@@ -3,7 +3,7 @@
 //! One atomic instruction counts, so an interruption after the CPU's number was read loses no call:
 //! a task that was migrated then counts in the table of its former CPU.
 
-use super::condition::{Tests, follow};
+use super::condition::{Tests, follow, forget};
 use super::nesting::nested;
 use super::operands::{Assembler, Registers, end as end_program, find_counter, parts, registers};
 use super::sort::{begin, end, sort};
@@ -13,7 +13,7 @@ use crate::branch::branch;
 use crate::program::{Code, Counts, Point, Program, ProgramError, STOPS};
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
 
-/// Makes a program that was checked. `t3` and `t4` are lost, and `t5` where there is a condition; where calls are
+/// Makes a program that was checked. `t3` and `t4` are lost, and `t5` and `t6` where there is a condition; where calls are
 /// sorted or their beginnings are looked for, what [`compile`](super::compile) says.
 pub(super) fn count(
     program: &Program,
@@ -23,14 +23,19 @@ pub(super) fn count(
     let mut ops = Assembler::new(0);
     let (point, leave) = (program.point, ops.new_dynamic_label());
     let mut endings = Vec::new();
+    let looks_itself = matches!(counts, Counts::Follow { .. });
     let test = |ops: &mut Assembler, endings: &mut Vec<usize>| {
         let (Some(condition), None) = (&program.condition, program.since) else { return Ok(()) };
         // Unlike a record, what counts is so short that a branch reaches its end, but for what looks at levels.
         if program.nesting.is_none() {
-            return branch(&mut Tests { ops, values }, condition, (leave, false));
+            return branch(
+                &mut Tests { looks_itself, ..Tests::new(ops, values) },
+                condition,
+                (leave, false),
+            );
         }
         let meant = ops.new_dynamic_label();
-        branch(&mut Tests { ops: &mut *ops, values }, condition, (meant, true))?;
+        branch(&mut Tests { looks_itself, ..Tests::new(ops, values) }, condition, (meant, true))?;
         endings.push(end_program(ops, point));
         dynasm!(ops; .arch riscv64; =>meant);
         Ok(())
@@ -66,6 +71,10 @@ pub(super) fn count(
         Counts::Nothing => None,
         Counts::Follow { own, pid, inside } => {
             follow(&mut ops, (own, pid, inside), values)?;
+            None
+        }
+        Counts::Forget => {
+            forget(&mut ops, values)?;
             None
         }
         Counts::Sort(histograms, sorted) => {

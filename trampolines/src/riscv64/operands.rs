@@ -19,6 +19,7 @@ pub(super) const SPENT_SHIFTED: i32 = (MAX_RECORD << SHIFT) as i32;
 /// Numbers of registers.
 pub(super) mod numbers {
     pub(in crate::riscv64) const SP: u8 = 2;
+    pub(in crate::riscv64) const TP: u8 = 4;
     pub(in crate::riscv64) const A0: u8 = 10;
     pub(in crate::riscv64) const T2: u8 = 7;
     pub(in crate::riscv64) const T3: u8 = 28;

@@ -60,7 +60,7 @@ pub(super) fn timed(
     let mut test = |ops: &mut Assembler| {
         if let Some(condition) = &program.condition {
             let meant = ops.new_dynamic_label();
-            branch(&mut Tests { ops: &mut *ops, values }, condition, (meant, true))?;
+            branch(&mut Tests::new(ops, values), condition, (meant, true))?;
             endings.push(end(ops, program.point));
             dynasm!(ops; .arch riscv64; =>meant);
         }

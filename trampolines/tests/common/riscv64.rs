@@ -2,8 +2,9 @@
 
 use super::{AREA, FakeGuest, PID, STACK_OF, at};
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Once;
+use vmtrace_trampolines::family::Strangers;
 use vmtrace_trampolines::layout::CONTROL_SIZE;
 use vmtrace_trampolines::riscv64::encode;
 use vmtrace_trampolines::riscv64::encode::register::{RA, T0, T1, T3, ZERO};
@@ -31,6 +32,7 @@ const TASK: u64 = 64;
 
 thread_local! {
     static CURRENT: Cell<u64> = const { Cell::new(0) };
+    static STRANGERS: RefCell<Option<Strangers>> = const { RefCell::new(None) };
 }
 
 /// Where tasks are: what `tp` points to while a function is called.
@@ -38,6 +40,11 @@ static TASKS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static FIRST: Once = Once::new();
 /// Tasks handed out, in bytes.
 static USED: AtomicU64 = AtomicU64::new(0);
+
+/// Programs that this thread compiles from now on know these.
+pub(crate) fn know_strangers(strangers: Strangers) {
+    STRANGERS.set(Some(strangers));
+}
 
 pub(super) const fn control(per_cpu: u64, cpu: u64) -> u64 {
     per_cpu + cpu * CONTROL_SIZE as u64
@@ -378,6 +385,7 @@ impl FakeGuest {
             slide: 0,
             readable: self.readable(),
             followed: Some(super::followed().0),
+            strangers: STRANGERS.with_borrow(Clone::clone),
             context: None,
         };
         compile(program, self.overflow, &values).unwrap()

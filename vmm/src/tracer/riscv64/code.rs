@@ -33,6 +33,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use vm_memory::Bytes;
+use vmtrace_trampolines::family::Strangers;
 use vmtrace_trampolines::riscv64::encode::register::{T3, ZERO};
 use vmtrace_trampolines::riscv64::encode::{j, jalr, lui, split};
 use vmtrace_trampolines::riscv64::{Values, compile};
@@ -179,6 +180,9 @@ pub(super) fn instructions([a, b, c, d, e, f, g, h]: [u8; site::LEN]) -> [u32; 2
     [[a, b, c, d], [e, f, g, h]].map(u32::from_le_bytes)
 }
 
+/// More than any function has in which a call is looked for, in bytes.
+const LONGEST: usize = 64 << 10;
+
 impl GuestCode for Code {
     fn allow(&mut self, readable: Readable) {
         self.values.readable = readable;
@@ -186,6 +190,19 @@ impl GuestCode for Code {
 
     fn follow(&mut self, family: u64) {
         self.values.followed = Some(family);
+    }
+
+    fn notes_strangers(&self, kernel: &Kernel, (caller, callee): (&str, &str)) -> bool {
+        let symbols = kernel.symbols();
+        let (Some(start), Some(callee)) = (symbols.address(caller), symbols.address(callee)) else {
+            return false;
+        };
+        let body = kernel.code(start, LONGEST).unwrap_or_default();
+        calls::calls(start, body).iter().any(|call| call.target == callee)
+    }
+
+    fn note_strangers(&mut self, strangers: Strangers) {
+        self.values.strangers = Some(strangers);
     }
 
     fn add(
