@@ -63,7 +63,7 @@ impl Guests {
         // Executed under the name; with a script's name, which begins two others; and named by itself.
         let round = format!(
             "{WORKLOAD} getppid 30 0 & {WORKLOAD} getppid 30 1 & /tmp/named getppid 10 0 1; /tmp/other-name; \
-             sh -c 'echo named >/proc/self/comm; {WORKLOAD} getppid 5 1'; {WORKLOAD} getppid 20 0 1; wait; "
+             sh -c 'echo -n named >/proc/self/comm; {WORKLOAD} getppid 5 1'; {WORKLOAD} getppid 20 0 1; wait; "
         );
         // The guest's own ftrace takes the sites by which tasks are noted, and gives them back.
         let own = "for it in wake_up_new_task __set_task_comm; do echo $it >>/t/set_ftrace_filter; done; \

@@ -45,8 +45,8 @@ impl Calls {
     /// divided by the golden ratio, as 32 bits are loaded by fewer instructions than 64.
     pub(crate) const SPREAD: i32 = 0x9e37_79b9_u32.cast_signed();
     /// Bits to shift that by, and what to keep of it, for bytes from the first place on.
-    pub(crate) const SHIFT: u32 = 32 - Self::BITS - Self::PLACE.trailing_zeros();
-    pub(crate) const MASK: i32 = -(Self::PLACE as i32);
+    pub(crate) const SHIFT: i8 = 12;
+    pub(crate) const MASK: i8 = -32;
     /// Where in a place is when the call began, and where its histogram is.
     pub(crate) const BEGAN: i32 = 8;
     pub(crate) const HISTOGRAM: i32 = 16;
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn all_places_that_are_tried_are_in_the_table() {
         assert_eq!(Calls::SIZE, 4096 + (32_768 + 4) * 32);
-        let last = (u32::MAX >> Calls::SHIFT).cast_signed() & Calls::MASK;
+        let last = (u32::MAX >> Calls::SHIFT).cast_signed() & i32::from(Calls::MASK);
         assert_eq!(u64::from(last.cast_unsigned()), 32_767 * Calls::PLACE);
     }
 }

@@ -365,7 +365,7 @@ fn long_calls_are_told_in_nanoseconds_of_any_clock() {
 fn calls_are_spread_over_all_places() {
     let mut random = Random(23);
     // By 2^32 divided by the golden ratio.
-    let place = |stack: u64| (stack & 0xffff_ffff) * 0x9e37_79b9 % (1 << 32) >> (32 - 15);
+    let place = |stack: u64| ((stack & 0xffff_ffff) * 0x9e37_79b9 % (1 << 32)) >> (32 - 15);
     for addressing in ADDRESSINGS {
         let mut sorting = Sorting::new(addressing);
         sorting.times(Point::Return, TICKS);
@@ -384,7 +384,7 @@ fn calls_are_spread_over_all_places() {
 // these crowded, calls of many tasks had no durations.
 #[test]
 fn calls_of_tasks_that_sleep_in_one_function_do_not_crowd() {
-    let place = |stack: u64| (stack & 0xffff_ffff) * 0x9e37_79b9 % (1 << 32) >> (32 - 15);
+    let place = |stack: u64| ((stack & 0xffff_ffff) * 0x9e37_79b9 % (1 << 32)) >> (32 - 15);
     // Of 16 KiB with a page in between, without, larger ones, and from the linear map.
     for (base, apart) in [
         (0xffff_c900_0001_0000, 32 << 10),

@@ -125,7 +125,7 @@ impl<'a> Hart<'a> {
         let annex = self.fake.link("_end").next_multiple_of(2 << 20) - (2 << 20);
         match (self.guest.get(&address), address.checked_sub(annex)) {
             (Some(&word), _) => word,
-            (None, Some(offset)) if offset < vmtrace::tracer::annex::SIZE => {
+            (None, Some(offset)) if offset < annex::SIZE => {
                 self.fake.annex.slice().read_obj(usize::try_from(offset).unwrap()).unwrap()
             }
             _ => self.fake.read_u64(self.fake.at(address)).unwrap(),

@@ -37,8 +37,8 @@ fn place(ops: &mut Assembler, calls: Calls) -> Result<(), ProgramError> {
     constant(ops, T2, Calls::SPREAD.into());
     dynasm!(ops; .arch riscv64; .feature M
         ; mulw t2, t2, sp
-        ; srliw t2, t2, Calls::SHIFT
-        ; andi t2, t2, Calls::MASK
+        ; srliw t2, t2, Calls::SHIFT.cast_unsigned().into()
+        ; andi t2, t2, i32::from(Calls::MASK)
         ; lui t3, upper
         ; add t2, t2, t3
     );

@@ -48,11 +48,10 @@ fn find(
 /// Leaves the first place of the call with the stack pointer in this register in r11, less the displacement that is
 /// returned.
 fn place(ops: &mut Assembler, register: u8, calls: Calls) -> Result<i32, ProgramError> {
-    const { assert!(Calls::SHIFT < 32 && Calls::MASK >= -128) };
     dynasm!(ops; .arch x64
         ; imul r11d, Rd(register), Calls::SPREAD
-        ; shr r11d, BYTE Calls::SHIFT as i8
-        ; and r11d, BYTE Calls::MASK as i8
+        ; shr r11d, BYTE Calls::SHIFT
+        ; and r11d, BYTE Calls::MASK
     );
     disp(OPEN, calls.address + Calls::PLACES)
 }
