@@ -13,7 +13,7 @@ use vmtrace::stream::{Exit, MarkKind};
 use crate::args::json;
 use crate::cases::Guests;
 use crate::live::vmtrace;
-use crate::trace::{Trace, arch_of, boot};
+use crate::trace::{Trace, WORKLOAD, arch_of, boot, missing, syscall};
 
 impl Guests {
     /// A line that needs a shell gets busybox's, whose programs are those that are meant; the agent's are beside them.
@@ -52,6 +52,41 @@ impl Guests {
         let late = |call: &&Value| call["pid"] == shell && call["comm"] == "cat";
         assert!(calls().any(|call| late(&call)), "{name}: not followed under another name");
         assert!(shell != 1 && traced.is_superset(&born), "{name}: {shell}, {traced:?} of {born:?}");
+    }
+}
+
+impl Guests {
+    /// Of tasks that come by a name in all ways in which they can, and of what they begin, all calls are recorded; of
+    /// others none, although their process ids and their memory are those of the first ones by turns.
+    pub fn who_is_followed_is_told_to_the_call(&self, name: &str) {
+        const ROUNDS: usize = 24;
+        // Executed under the name; with a script's name, which begins two others; and named by itself.
+        let round = format!(
+            "{WORKLOAD} getppid 30 0 & {WORKLOAD} getppid 30 1 & /tmp/named getppid 10 0 1; /tmp/other-name; \
+             sh -c 'echo -n named >/proc/self/comm; {WORKLOAD} getppid 5 1'; {WORKLOAD} getppid 20 0 1; wait; "
+        );
+        // The guest's own ftrace takes the sites by which tasks are noted, and gives them back.
+        let own = "for it in wake_up_new_task __set_task_comm; do echo $it >>/t/set_ftrace_filter; done; \
+                   echo function >/t/current_tracer; echo nop >/t/current_tracer; ";
+        let half = round.repeat(ROUNDS / 2);
+        let run = format!(
+            "cp {WORKLOAD} /tmp/named; echo '#!/bin/sh' >/tmp/other-name; chmod 755 /tmp/other-name; \
+             echo '{WORKLOAD} getppid 3 0; {WORKLOAD} getppid 4 1 & wait' >>/tmp/other-name; \
+             mkdir /t; mount -t tracefs none /t; {half} {own} {half} true"
+        );
+        let function = syscall(name, "getppid").unwrap();
+        let args = ["-f", &function, "--comm", "named", "--comm", "other-na*", "--children"];
+        let more = ["--overflow", "block", "--cpus", "2", "--add", WORKLOAD, "--run", &run];
+        let (finished, trace) = boot(&self.host, name, &[&args[..], &more].concat()).unwrap();
+        let err = finished.err();
+        assert_eq!(finished.end.code, Some(0), "{name}: {err}");
+        assert_eq!(trace.summary.run_status, Some(0), "{name}: {err}");
+        assert_eq!(missing(&trace.summary), 0, "{name}: {err}");
+        let lines = json(&trace);
+        let calls = lines.iter().filter(|line| line["event"] == "entry");
+        // A shell asks once who its parent is, before it is named by itself.
+        let of_round = 2 * 10 + (1 + 3 + 4) + 5;
+        assert_eq!(calls.count(), ROUNDS * of_round, "{name}: {err}");
     }
 }
 

@@ -216,6 +216,11 @@ fn system_calls_are_told_apart() {
 }
 
 #[test]
+fn children_that_are_followed_are_told_to_the_call() {
+    GUESTS.who_is_followed_is_told_to_the_call("x86_64-7");
+}
+
+#[test]
 fn a_line_that_needs_a_shell_gets_one() {
     GUESTS.a_line_that_needs_a_shell_gets_one("x86_64-6.12");
 }

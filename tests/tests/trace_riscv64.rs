@@ -138,6 +138,14 @@ fn system_calls_are_told_apart() {
     GUESTS.system_calls_are_told_apart("riscv64-6.12");
 }
 
+// Who was seen not to be followed is told by a note of that, which must not outlive what it says.
+#[test]
+fn children_that_are_followed_are_told_to_the_call() {
+    for name in some(&RISCV_KERNELS, 1) {
+        GUESTS.who_is_followed_is_told_to_the_call(name);
+    }
+}
+
 #[test]
 #[ignore = "nothing in it is of this architecture: with scripts/test --all"]
 fn a_line_that_needs_a_shell_gets_one() {

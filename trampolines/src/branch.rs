@@ -19,12 +19,26 @@ pub(crate) trait Branches {
     /// Goes there in any case.
     fn jump(&mut self, target: DynamicLabel);
 
+    /// The same as [`branch`] where there is a quicker way; whether there is.
+    fn quickly(&mut self, _: &Condition, _: Way) -> Result<bool, ProgramError> {
+        Ok(false)
+    }
+
     /// Makes one test.
     fn test(&mut self, test: &Test, way: Way) -> Result<(), ProgramError>;
 }
 
 /// Goes to a target if the condition is what `when` says, else on.
 pub(crate) fn branch(
+    to: &mut impl Branches,
+    condition: &Condition,
+    way: Way,
+) -> Result<(), ProgramError> {
+    if to.quickly(condition, way)? { Ok(()) } else { branch_by_tests(to, condition, way) }
+}
+
+/// The same by all tests of the condition, or of what it consists of.
+pub(crate) fn branch_by_tests(
     to: &mut impl Branches,
     condition: &Condition,
     (target, when): Way,
@@ -38,9 +52,14 @@ pub(crate) fn branch(
     if when == decides {
         return list.iter().try_for_each(|one| branch(to, one, (target, when)));
     }
+    let Some((last, others)) = list.split_last() else {
+        to.jump(target);
+        return Ok(());
+    };
+    // It is what the last one is, unless another one has decided.
     let skip = to.label();
-    list.iter().try_for_each(|one| branch(to, one, (skip, decides)))?;
-    to.jump(target);
+    others.iter().try_for_each(|one| branch(to, one, (skip, decides)))?;
+    branch(to, last, (target, when))?;
     to.bind(skip);
     Ok(())
 }

@@ -51,7 +51,7 @@ impl Callers {
     }
 }
 
-/// What spreads pairs, and stack pointers of open calls: 2^64 divided by the golden ratio.
+/// What spreads pairs: 2^64 divided by the golden ratio.
 pub(crate) const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// What errors call [`Callers`].

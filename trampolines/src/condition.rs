@@ -42,6 +42,14 @@ pub enum Test {
         /// Whether they must be that, or must not.
         equal: bool,
     },
+    /// Whether the string behind an argument, a pointer of the kernel's own, is this as a task gets it for its name:
+    /// what is behind [`Condition::MAX_BYTES`] less one is cut off.
+    Text {
+        /// Its number, as that of [`Field::Argument`](crate::Field::Argument): in a register.
+        argument: u8,
+        /// As in [`Test::Bytes`]; with the NUL at its end, unless more may follow.
+        bytes: Vec<Option<u8>>,
+    },
     /// Whether the task is in the set of those that are [followed](crate::family).
     Followed {
         /// Where in a task its process id is.
@@ -149,6 +157,24 @@ impl Condition {
         self.tests().any(|test| matches!(test, Test::Number { operand, .. } if kind(*operand)))
     }
 
+    /// What a duration is greater than whenever this holds; `None` where that is not told by single tests of it.
+    pub(crate) fn longer_than(&self) -> Option<u64> {
+        match self {
+            Self::All(list) => list.iter().filter_map(Self::longer_than).max(),
+            Self::Any(list) => {
+                list.iter().map(Self::longer_than).reduce(|a, b| Some(a?.min(b?))).flatten()
+            }
+            &Self::Test(Test::Number { operand: Operand::Duration, relation, value }) => {
+                match relation {
+                    Relation::Greater => Some(value),
+                    Relation::Equal | Relation::GreaterEqual => value.checked_sub(1),
+                    _ => None,
+                }
+            }
+            Self::Test(_) => None,
+        }
+    }
+
     /// The same with durations in ticks of a clock with so many a second, where they were in nanoseconds:
     /// exactly, so that a number of ticks is longer than the one if and only if it is longer than the other.
     #[must_use]
@@ -173,10 +199,57 @@ impl Condition {
     }
 }
 
+/// What to compare of a [`Test::Text`]: the last byte of a name is 0 however long the string is.
+pub(crate) fn of_text(bytes: &[Option<u8>]) -> &[Option<u8>] {
+    bytes.get(..Condition::MAX_BYTES - 1).unwrap_or(bytes)
+}
+
 /// The low `bytes` of a value as the whole value of an integer of that size.
 #[must_use]
 pub fn extended(value: u64, bytes: u8, signed: bool) -> u64 {
     let unused = 64 - 8 * u32::from(bytes.clamp(1, 8));
     let upper = value << unused;
     if signed { (upper.cast_signed() >> unused).cast_unsigned() } else { upper >> unused }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // A call that a program takes for too short, and is not, is missing.
+    #[test]
+    fn a_duration_that_is_implied_is_one_that_is_asked_for() {
+        let test =
+            |operand, relation, value| Condition::Test(Test::Number { operand, relation, value });
+        let duration = |relation, value| test(Operand::Duration, relation, value);
+        let other = || test(Operand::Cpu, Relation::Greater, 7);
+        let (all, any) = (Condition::All, Condition::Any);
+        let cases = [
+            (duration(Relation::Greater, 5), Some(5)),
+            (duration(Relation::GreaterEqual, 5), Some(4)),
+            (duration(Relation::Equal, 5), Some(4)),
+            (duration(Relation::GreaterEqual, 0), None),
+            (duration(Relation::NotEqual, 5), None),
+            (duration(Relation::Less, 5), None),
+            (duration(Relation::LessEqual, 5), None),
+            (duration(Relation::Common, 5), None),
+            (other(), None),
+            (all(vec![]), None),
+            (any(vec![]), None),
+            (all(vec![other(), duration(Relation::Greater, 5)]), Some(5)),
+            (any(vec![other(), duration(Relation::Greater, 5)]), None),
+            (any(vec![duration(Relation::Greater, 9), duration(Relation::Greater, 5)]), Some(5)),
+            (all(vec![duration(Relation::Greater, 9), duration(Relation::Greater, 5)]), Some(9)),
+            (
+                all(vec![
+                    any(vec![duration(Relation::Greater, 9), other()]),
+                    duration(Relation::Less, 50),
+                ]),
+                None,
+            ),
+        ];
+        for (condition, implied) in cases {
+            assert_eq!(condition.longer_than(), implied, "{condition:?}");
+        }
+    }
 }

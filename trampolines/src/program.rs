@@ -249,6 +249,8 @@ pub enum Counts {
         /// Whether it is.
         inside: bool,
     },
+    /// Nothing: a task, the first argument, is none of the [strangers](crate::family::Strangers) any more.
+    Forget,
     /// Values of an argument, by size.
     Sort(Histograms, Sorted),
     /// Calls, until they end: at [`Point::Entry`]. Without histograms they are those that others [look
@@ -269,6 +271,7 @@ impl Counts {
             | Self::ByCaller(_)
             | Self::Nothing
             | Self::Follow { .. }
+            | Self::Forget
             | Self::Sort(..)
             | Self::Begin(..) => point == Point::Entry,
             Self::End(..) => point != Point::Entry,
@@ -303,7 +306,7 @@ impl Counts {
             Self::Down { counter, .. } if !counter.is_multiple_of(8) => {
                 Err(ProgramError::Counts("needs a counter at a multiple of 8"))
             }
-            Self::Down { .. } | Self::Follow { .. } | Self::Nothing => Ok(()),
+            Self::Down { .. } | Self::Follow { .. } | Self::Forget | Self::Nothing => Ok(()),
         }
     }
 }
@@ -477,7 +480,7 @@ impl Program {
         let of_task = |test: &Test| match test {
             Test::Number { operand, .. } => matches!(operand, Operand::Task(_)),
             Test::Bytes { .. } | Test::Followed { .. } => true,
-            Test::Caller { .. } => false,
+            Test::Caller { .. } | Test::Text { .. } => false,
         };
         let rooted = self.nesting.is_some_and(|it| {
             !matches!(it.call, Call::Root { again: false } | Call::Endless { root: true })
@@ -510,9 +513,16 @@ impl Program {
                         return refused("is about what is not known");
                     }
                 }
-                Test::Bytes { bytes, .. } if bytes.len() > Condition::MAX_BYTES => {
+                Test::Bytes { bytes, .. } | Test::Text { bytes, .. }
+                    if bytes.len() > Condition::MAX_BYTES =>
+                {
                     return refused("compares with more bytes than a task's name has");
                 }
+                // As many are in registers on all architectures.
+                Test::Text { argument, .. } if self.point != Point::Entry || *argument > 5 => {
+                    return refused("is about what is not known");
+                }
+                Test::Text { .. } => {}
                 Test::Caller { .. } | Test::Bytes { .. } | Test::Followed { .. } => {}
             }
         }

@@ -1,4 +1,5 @@
 //! Conditions: a program records exactly the calls that match, and the function does not notice it.
+#![allow(unsafe_code, reason = "maps memory")]
 #![allow(clippy::cast_possible_truncation, reason = "all are limited")]
 
 mod common;
@@ -149,6 +150,7 @@ impl Call<'_> {
                 same == *equal
             }
             Test::Followed { inside, .. } => is_followed(self.pid) == *inside,
+            Test::Text { .. } => panic!("not of these programs"),
         }
     }
 }
@@ -312,6 +314,72 @@ fn a_task_that_begins_is_noted_or_not_and_no_other_is() {
     }
 }
 
+// A task whose new name is taken for another one is not in the trace, or fills it; what is behind the end of a string
+// may be no memory.
+#[test]
+fn a_new_name_is_what_a_task_gets_of_it() {
+    const LEN: usize = 4096;
+    // SAFETY: a new mapping of two pages, of which the second one cannot be read.
+    let page = unsafe {
+        let (access, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let page = libc::mmap(core::ptr::null_mut(), 2 * LEN, access, flags, -1, 0);
+        assert_ne!(page, libc::MAP_FAILED);
+        assert_eq!(libc::mprotect(page.byte_add(LEN), LEN, libc::PROT_NONE), 0);
+        page.cast::<u8>()
+    };
+    let exactly = |name: &str| name.bytes().chain([0]).map(Some).collect::<Vec<_>>();
+    let from = |name: &str| name.bytes().map(Some).collect::<Vec<_>>();
+    let fifteen = "a-name-of-15-by";
+    let cases = [
+        (exactly("sh"), "sh", true),
+        (exactly("sh"), "s", false),
+        (exactly("sh"), "shx", false),
+        (exactly("sh"), "", false),
+        (from("sh"), "sshd", false),
+        (from("ss"), "sshd", true),
+        (vec![None, Some(b'h')], "sh", true),
+        (vec![None, Some(b'h')], "", false),
+        (exactly(fifteen), fifteen, true),
+        (exactly(fifteen), "a-name-of-15-bytes-or-more", true),
+        (exactly(fifteen), "a-name-of-15-b", false),
+        (vec![], "", true),
+    ];
+    for addressing in ADDRESSINGS {
+        for (bytes, name, meant) in &cases {
+            for argument in [0, 1, 5] {
+                for negated in [false, true] {
+                    let test = Condition::Test(Test::Text { argument, bytes: bytes.clone() });
+                    // The other way round: none of what is not.
+                    let condition = match negated {
+                        true => {
+                            Condition::All(vec![Condition::Any(vec![test, Condition::Any(vec![])])])
+                        }
+                        false => test,
+                    };
+                    let program = Program { condition: Some(condition), ..entry_program() };
+                    let guest = FakeGuest::with(1, 1 << 16, addressing, Overflow::Drop, &[program]);
+                    guest.set_current(0, 77);
+                    let mut tail = guest.ring(0).start();
+                    let at = LEN - name.len() - 1;
+                    // SAFETY: up to the end of the first page.
+                    unsafe {
+                        core::ptr::copy_nonoverlapping(name.as_ptr(), page.add(at), name.len());
+                        page.add(at + name.len()).write(0);
+                    }
+                    let mut registers = common::registers(0);
+                    registers.x[ARGUMENTS[usize::from(argument)]] =
+                        (page.expose_provenance() + at) as u64;
+                    guest.run(SITE, &mut registers);
+                    let mut found = 0;
+                    guest.drain(0, &mut tail, |_| found += 1);
+                    assert_eq!(found, u32::from(*meant), "{name:?} {bytes:?}");
+                }
+            }
+        }
+    }
+}
+
 // What a condition cannot be must not become code that does something else.
 #[test]
 fn conditions_that_cannot_be_are_refused() {
@@ -343,6 +411,9 @@ fn conditions_that_cannot_be_are_refused() {
         (Point::Entry, number(value, 1)),
         (Point::Tail, number(value, 1)),
         (Point::Return, number(Operand::Duration, 1)),
+        (Point::Return, Condition::Test(Test::Text { argument: 1, bytes: vec![] })),
+        (Point::Entry, Condition::Test(Test::Text { argument: 6, bytes: vec![] })),
+        (Point::Entry, Condition::Test(Test::Text { argument: 1, bytes: vec![None; 17] })),
     ];
     for (point, condition) in bad {
         let refused = program(point, condition).check();

@@ -3,12 +3,13 @@
 mod disassembled;
 
 use disassembled::usual::{
-    ARGUMENTS, SET, common, counting, endings, readable, usual_riscv, usual_x86, with,
+    ARGUMENTS, SET, STRANGERS, common, counting, endings, readable, usual_riscv, usual_x86, with,
 };
 use disassembled::{FLAGS, Instruction, riscv64, x86_64};
 use proptest::prelude::*;
 use std::collections::{BTreeSet, HashSet};
 use vmtrace_trampolines::condition::{Operand, Relation, Test};
+use vmtrace_trampolines::family::Strangers;
 use vmtrace_trampolines::histogram::Calls;
 use vmtrace_trampolines::x86_64::Addressing;
 use vmtrace_trampolines::{
@@ -82,6 +83,7 @@ fn condition() -> impl Strategy<Value = Condition> {
     let followed =
         (0..8192_u32, any::<bool>()).prop_map(|(pid, inside)| Test::Followed { pid, inside });
     let test = prop_oneof![number, bytes, caller, followed].prop_map(Condition::Test);
+    let test = prop_oneof![4 => test, 1 => Just(members())];
     test.prop_recursive(3, 20, 4, |inner| {
         let list = prop::collection::vec(inner, 0..4);
         (list, any::<bool>()).prop_map(|(list, all)| match all {
@@ -135,6 +137,15 @@ fn x86_values() -> impl Strategy<Value = vmtrace_trampolines::x86_64::Values> {
     )
 }
 
+/// Where strangers are those of whom this does not hold, which is also what programs ask for now and then.
+fn members() -> Condition {
+    let bytes = b"nobody\0".iter().copied().map(Some).collect();
+    Condition::Any(vec![
+        Condition::Test(Test::Bytes { offset: 0xbc0, bytes, equal: true }),
+        Condition::Test(Test::Followed { pid: 0x990, inside: true }),
+    ])
+}
+
 fn riscv_values() -> impl Strategy<Value = vmtrace_trampolines::riscv64::Values> {
     (word(), word(), word(), places()).prop_map(|(cpu, pid, controls, places)| {
         vmtrace_trampolines::riscv64::Values {
@@ -144,6 +155,7 @@ fn riscv_values() -> impl Strategy<Value = vmtrace_trampolines::riscv64::Values>
             slide: 0,
             readable: readable(),
             followed: Some(SET),
+            strangers: Some(Strangers { address: STRANGERS, members: members() }),
             context: Some(places),
         }
     })
@@ -244,8 +256,11 @@ proptest! {
         prop_assert!(written.iter().all(|one| free.contains(&&**one)), "writes {:?}", written);
         prop_assert_eq!(endings(&all), said);
         saved(&all)?;
-        for (at, _) in all.iter().enumerate().filter(|(_, one)| one.name.starts_with("lr.")) {
-            reservation(&all[at..])?;
+        for (at, one) in all.iter().enumerate().filter(|(_, one)| one.name.starts_with("lr.")) {
+            match &*one.name {
+                "lr.d.aq" => ends_reservation(&all, at)?,
+                _ => reservation(&all[at..])?,
+            }
         }
     }
 }
@@ -309,6 +324,21 @@ fn saved(all: &[Instruction]) -> Result<(), TestCaseError> {
             let restored = left.clone().any(|one| one.text == "addi sp, sp, 0x20");
             prop_assert!(restored || at < all.len() / 2, "{:?}", one);
         }
+    }
+    Ok(())
+}
+
+/// From an `lr` on by which something is noted, or not: whichever way is taken, the reservation ends before the program.
+fn ends_reservation(all: &[Instruction], from: usize) -> Result<(), TestCaseError> {
+    let (mut open, mut seen) = (vec![from + 1], HashSet::new());
+    while let Some(at) = open.pop() {
+        let one = &all[at];
+        if !seen.insert(at) || one.name.starts_with("sc.") {
+            continue;
+        }
+        prop_assert!(!one.ending && !one.name.starts_with("lr."), "{:?} in a reservation", one);
+        let target = one.target.and_then(|to| all.iter().position(|other| other.offset == to));
+        open.extend(target.into_iter().chain((!one.jump).then_some(at + 1)));
     }
     Ok(())
 }
@@ -437,11 +467,15 @@ proptest! {
         prop_assert_eq!(all.len() * 4, bytes.len(), "all decodes");
         prop_assert_eq!(endings(&all), said.clone());
         prop_assert_eq!(said, vec![bytes.len() - 4]);
-        let kinds = ["amo", "sd", "sw", "sb", "lr.", "sc."];
-        let stores = all.iter().filter(|one| kinds.iter().any(|kind| one.name.starts_with(kind)));
-        prop_assert_eq!(stores.count(), 1);
+        let of = |kinds: &[&str]| {
+            all.iter().filter(|one| kinds.iter().any(|kind| one.name.starts_with(kind))).count()
+        };
+        prop_assert_eq!(of(&["amo", "sd", "sw", "sb"]), 1);
+        // A stranger is noted, or not.
+        let notes = of(&["lr.d.aq"]);
+        prop_assert_eq!((of(&["lr."]), of(&["sc."])), (notes, 2 * notes));
         let written = paths(&all)?;
-        let free = ["t3", "t4", "t5"];
+        let free = ["t3", "t4", "t5", "t6"];
         prop_assert!(written.iter().all(|one| free.contains(&&**one)), "{:?}", written);
     }
 }

@@ -8,8 +8,11 @@ use fake_guest::{ENABLED, Fake, RISCV};
 use std::collections::{BTreeMap, BTreeSet};
 use vm_memory::Bytes;
 use vmtrace::kernel::FtraceKind;
-use vmtrace::tracer::annex::Memory;
+use vmtrace::tracer::annex::{self, Memory};
 use vmtrace::tracer::{Attachment, Duty, Guest, Moment, SkipReason, TraceError};
+use vmtrace_trampolines::Condition;
+use vmtrace_trampolines::condition::Test;
+use vmtrace_trampolines::family::{self, Strangers};
 use vmtrace_trampolines::riscv64::encode::register::T0;
 use vmtrace_trampolines::riscv64::encode::{NOP, auipc, jalr, jr, split};
 
@@ -122,7 +125,7 @@ impl<'a> Hart<'a> {
         let annex = self.fake.link("_end").next_multiple_of(2 << 20) - (2 << 20);
         match (self.guest.get(&address), address.checked_sub(annex)) {
             (Some(&word), _) => word,
-            (None, Some(offset)) if offset < vmtrace::tracer::annex::SIZE => {
+            (None, Some(offset)) if offset < annex::SIZE => {
                 self.fake.annex.slice().read_obj(usize::try_from(offset).unwrap()).unwrap()
             }
             _ => self.fake.read_u64(self.fake.at(address)).unwrap(),
@@ -282,6 +285,81 @@ fn programs(fake: &Fake, attachment: &mut Attachment) -> [(u16, u64); 2] {
 fn updates_go_through_two_stubs_and_back() {
     for name in RISCV {
         updates_go_through_stubs(name);
+    }
+}
+
+// Whoever changes while nobody looks would stay a stranger for ever: new tasks and new names are seen by the programs of
+// two sites, so that nobody is noted while one of them is not held.
+#[test]
+fn strangers_are_noted_only_while_all_that_tasks_change_by_is_seen() {
+    const EXECUTES: (&str, &str) = ("begin_new_exec", "__set_task_comm");
+    for name in RISCV {
+        let fake = Fake::counting(name);
+        let mut attachment = fake.attach();
+        attachment.share(&fake, &fake.kernel, &TRAP).unwrap();
+        attachment.follow().unwrap();
+        let site = |name| fake.kernel.site_of(name).unwrap();
+        let sites = [site("wake_up_new_task"), site("__set_task_comm")];
+        let followed = Test::Followed { pid: 0x4f0, inside: true };
+        let members = Condition::Any(vec![Condition::Test(followed)]);
+        attachment.note_strangers(&fake.kernel, &members, sites.to_vec(), EXECUTES);
+        // Behind the set of tasks that are followed.
+        let strangers = usize::try_from(annex::SIZE + family::SIZE).unwrap();
+        let open = strangers + usize::try_from(Strangers::OPEN).unwrap();
+        let noted = || fake.annex.slice().read_obj::<u64>(open).unwrap();
+        // What a program has noted, in the first place and in the last.
+        let places = [strangers, open - 8];
+        let note = || {
+            for place in places {
+                fake.annex.slice().write_obj(0xff60_0000_1234_5678_u64, place).unwrap();
+            }
+        };
+        let is_clear =
+            || places.iter().all(|&place| fake.annex.slice().read_obj::<u64>(place).unwrap() == 0);
+        assert_eq!(noted(), 0);
+        fake.enable(&mut attachment, &sites[..1]).unwrap();
+        attachment.release_init(&fake).unwrap();
+        assert_eq!(noted(), 0, "{name}: names can change unseen");
+        let other = fake.all()[7];
+        fake.enable(&mut attachment, &[sites[1], other]).unwrap();
+        assert_eq!(noted(), 1);
+        note();
+        // Another site does not matter, whoever has it.
+        attachment.disable(&fake, &[other]).unwrap();
+        assert!(noted() == 1 && !is_clear());
+        attachment.disable(&fake, &sites[1..]).unwrap();
+        assert!(noted() == 0 && is_clear(), "{name}");
+        fake.enable(&mut attachment, &sites[1..]).unwrap();
+        assert_eq!(noted(), 1);
+        note();
+        // The guest's ftrace updates one of them.
+        let ops = targets(&fake)[0];
+        let mut model = Model { fake: &fake, has: BTreeMap::new() };
+        let wanted = [(sites[0], Some(ops))];
+        model.announce(&wanted);
+        attachment.lend(&fake, &fake.kernel).unwrap();
+        assert!(noted() == 0 && is_clear(), "{name}");
+        model.update(&wanted);
+        attachment.take_again(&fake, &fake.kernel, &TRAP).unwrap();
+        // Ours, which goes on to the guest's.
+        assert_eq!(noted(), 1, "{name}");
+        note();
+        attachment.release_all(&fake, &fake.kernel).unwrap();
+        assert!(noted() == 0 && is_clear(), "{name}");
+
+        // All tasks are looked at where one of the functions may be in its caller, and before idle tasks are there.
+        for (freed, call) in [(true, ("begin_new_exec", "wake_up_new_task")), (false, EXECUTES)] {
+            let fake = Fake::counting(name);
+            let mut attachment = fake.attach();
+            attachment.follow().unwrap();
+            attachment.note_strangers(&fake.kernel, &members, sites.to_vec(), call);
+            if freed {
+                attachment.release_init(&fake).unwrap();
+            }
+            fake.enable(&mut attachment, &sites).unwrap();
+            let noted = fake.annex.slice().read_obj::<u64>(open).unwrap();
+            assert_eq!(noted, 0, "{name} {call:?}");
+        }
     }
 }
 

@@ -93,14 +93,23 @@ fn tasks_are_followed_in_every_kernel() {
         else {
             panic!("{name}: {sites:?}")
         };
-        assert!(
-            matches!(
-                renames[..],
-                [Part { counts: Some(Tally::Follow { own: true, inside: true, .. }), .. }]
-            ),
-            "{name}: {renames:?}"
-        );
-        let [Some((true, joins)), Some((false, leaves))] =
+        // Who was named, and who is from now on; then all look at that task again.
+        let [
+            Part { counts: Some(Tally::Follow { own: true, inside: true, .. }), .. },
+            Part {
+                counts: Some(Tally::Follow { own: false, inside: true, .. }),
+                condition: Some(renamed),
+                ..
+            },
+            Part { counts: Some(Tally::Forget), condition: None, .. },
+        ] = &renames[..]
+        else {
+            panic!("{name}: {renames:?}")
+        };
+        let bytes = vec![Some(b's'), Some(b'h'), Some(0)];
+        let expected = Test::Text { argument: 1, bytes };
+        assert_eq!(renamed.tests().collect::<Vec<_>>(), [&expected], "{name}");
+        let [Some((true, joins)), Some((false, leaves)), None] =
             &parts.iter().map(follows).collect::<Vec<_>>()[..]
         else {
             panic!("{name}: {parts:?}")
@@ -116,6 +125,25 @@ fn tasks_are_followed_in_every_kernel() {
             }
         };
         assert!(followed(joins) && !followed(leaves), "{name}");
+        // Programs know strangers by what they are asked for: with other conditions, too.
+        for text in ["", "cpu == 0 && ", "(cpu == 0 || pid == 3) && "] {
+            let condition = format!("{text}({all})").parse().unwrap();
+            let (found, _) =
+                conditional(&kernel, &mut vec![1], Some(&condition), Use::Entries).unwrap();
+            let found = found.unwrap().general().cloned().unwrap();
+            let is_there = |condition: &Compiled| Some(condition) == joins.as_ref();
+            let within = match &found {
+                Compiled::All(list) => list.iter().any(is_there),
+                _ => false,
+            };
+            assert!(is_there(&found) || within, "{name}: {found:?}");
+        }
+        // A name and a number: a new name alone does not tell.
+        let both: Condition = "pid == 42 && comm == \"sh\"".parse().unwrap();
+        tracing.follow = Some(Follow::new(&kernel, &both).unwrap().0);
+        let plan = Plan::of(&tracing, &[]);
+        let forgets = |part: &Part| part.counts == Some(Tally::Forget);
+        assert!(!plan.duties.iter().any(|duty| duty.parts.iter().any(forgets)), "{name}");
     }
 }
 

@@ -6,7 +6,7 @@ use super::count::count;
 use super::encode::{SSTATUS, csrr, register};
 use super::nesting::nested;
 use super::operands::{
-    Assembler, DURATION, Registers, SHIFT, SPENT_SHIFTED, argument, load_byte, load_double,
+    Assembler, DURATION, Registers, SHIFT, SPENT_SHIFTED, argument, end, load_byte, load_double,
     load_word, parts, registers,
 };
 use super::read::{finish, known, read};
@@ -44,25 +44,27 @@ pub fn compile(
     let Registers { link, control } = registers(program.point);
     let returns = program.point == Point::Return;
     let leave = ops.new_dynamic_label();
-    let test = |ops: &mut Assembler| {
+    let mut endings = Vec::new();
+    let test = |ops: &mut Assembler, endings: &mut Vec<usize>| {
         let (Some(condition), None) = (&program.condition, program.since) else { return Ok(()) };
         let record = ops.new_dynamic_label();
-        branch(&mut Tests { ops: &mut *ops, values }, condition, (record, true))?;
-        // A branch does not reach the end of a long program.
-        dynasm!(ops; .arch riscv64; j =>leave; =>record);
+        branch(&mut Tests::new(ops, values), condition, (record, true))?;
+        // A branch does not reach the end of a long program, and a jump would be one instruction more.
+        endings.push(end(ops, program.point));
+        dynasm!(ops; .arch riscv64; =>record);
         Ok::<_, ProgramError>(())
     };
     if !program.nests_first() {
-        test(&mut ops)?;
+        test(&mut ops, &mut endings)?;
     }
     if let Some(nesting) = program.nesting {
         nested(&mut ops, program.point, nesting, leave)?;
     }
     if program.nests_first() {
-        test(&mut ops)?;
+        test(&mut ops, &mut endings)?;
     }
     if let Some(calls) = program.since {
-        timed(&mut ops, program, calls, values)?;
+        timed(&mut ops, program, calls, values, &mut endings)?;
     }
     find_control(&mut ops, control, values)?;
     reserve(&mut ops, program, overflow)?;
@@ -133,12 +135,7 @@ pub fn compile(
         dynasm!(ops; .arch riscv64; .feature A, Zicntr; sw X(link), [t2, at(below::SITE)]);
     }
     dynasm!(ops; .arch riscv64; leave: ; =>leave);
-    let ending = ops.offset().0;
-    // Harts predict what is jumped to by ra from calls: a function's return must stay one.
-    match program.point {
-        Point::Entry | Point::Tail => dynasm!(ops; .arch riscv64; jr t0),
-        Point::Return => dynasm!(ops; .arch riscv64; ret),
-    }
+    endings.push(end(&mut ops, program.point));
     match overflow {
         Overflow::Drop => slow(&mut ops, program, None),
         Overflow::Block(wait) => slow(&mut ops, program, Some(wait)),
@@ -146,7 +143,7 @@ pub fn compile(
     }
     finish(reads, &mut ops, values)?;
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
-    Ok(Code { bytes, endings: vec![ending], stop: None })
+    Ok(Code { bytes, endings, stop: None })
 }
 
 /// The state of the CPU, to this displacement. t3 is lost.

@@ -1,12 +1,14 @@
-//! Compiles conditions: whether a call is recorded. They use `t3` to `t5`, and write nothing.
+//! Compiles conditions: whether a call is recorded. They use `t3` to `t6`, and write nothing but which tasks are not
+//! meant ([`Strangers`]).
 
 use super::Values;
 use super::encode::split;
-use super::operands::numbers::{A0, T3, T4, T5};
+use super::operands::numbers::{A0, T3, T4, T5, T6, TP};
 use super::operands::{Assembler, DURATION, argument, load_word, parts};
-use crate::branch::{Branches, Way};
-use crate::condition::{Operand, Relation, Test, extended};
-use crate::family::{FAMILY, PID_BITS};
+use crate::branch::{Branches, Way, branch_by_tests};
+use crate::condition::{Condition, Operand, Relation, Test, extended, of_text};
+use crate::displacement::small;
+use crate::family::{FAMILY, PID_BITS, Strangers};
 use crate::program::ProgramError;
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
 
@@ -28,6 +30,109 @@ pub(super) fn constant(ops: &mut Assembler, register: u8, value: i64) {
 pub(super) struct Tests<'a> {
     pub(super) ops: &'a mut Assembler,
     pub(super) values: &'a Values,
+    /// Nothing is taken from what others have seen: this decides who is followed.
+    pub(super) looks_itself: bool,
+}
+
+impl<'a> Tests<'a> {
+    pub(super) fn new(ops: &'a mut Assembler, values: &'a Values) -> Self {
+        Self { ops, values, looks_itself: false }
+    }
+
+    /// The condition that does not hold of strangers: these and members are known by one load, as their place has their
+    /// task's address. Of others, all tests are made, and what comes of that is noted in the task's place, unless
+    /// anybody has written there meanwhile (see [`Strangers`]). The reservation ends in any case (see [`super`]).
+    fn of_strangers(
+        &mut self,
+        strangers: &Strangers,
+        (target, when): Way,
+    ) -> Result<(), ProgramError> {
+        let [meant, out] = [(); 2].map(|()| self.ops.new_dynamic_label());
+        let (no, yes) = if when { (out, target) } else { (target, out) };
+        let near = strangers.members.tests().count() <= NEAR;
+        place(self.ops, (T6, TP), strangers)?;
+        dynasm!(self.ops; .arch riscv64; ld t3, [t6]);
+        is_own(self.ops, near, no);
+        dynasm!(self.ops; .arch riscv64; addi t3, t3, -MEMBER);
+        is_own(self.ops, near, yes);
+        dynasm!(self.ops; .arch riscv64; .feature A; lr.d.aq t3, [t6]);
+        branch_by_tests(self, &strangers.members, (meant, true))?;
+        note(self.ops, strangers, 0)?;
+        dynasm!(self.ops; .arch riscv64; j =>no; =>meant);
+        note(self.ops, strangers, MEMBER)?;
+        if when {
+            dynasm!(self.ops; .arch riscv64; j =>target);
+        }
+        dynasm!(self.ops; .arch riscv64; =>out);
+        Ok(())
+    }
+}
+
+/// What the place of a task has that is meant, from its address on.
+const MEMBER: i32 = 1;
+/// What is added to the place of a task that is to be looked at again: nothing that it had.
+const FORGOTTEN: i32 = 2;
+
+/// Goes to a label if t3 has the task that runs.
+fn is_own(ops: &mut Assembler, near: bool, target: DynamicLabel) {
+    if near {
+        dynasm!(ops; .arch riscv64; beq t3, tp, =>target);
+    } else {
+        // A branch may not reach it.
+        dynasm!(ops; .arch riscv64; bne t3, tp, >other; j =>target; other:);
+    }
+}
+
+/// Puts the task, or that it is a member, into its place at t6, for which there is a reservation; what is there if
+/// nothing can be noted now. t3 and t4 are lost.
+fn note(ops: &mut Assembler, strangers: &Strangers, more: i32) -> Result<(), ProgramError> {
+    let (open, lower) = parts(FAMILY, strangers.address + Strangers::OPEN)?;
+    dynasm!(ops; .arch riscv64; .feature A
+        ; lui t3, open
+        ; ld t3, [t3, lower]
+        ; addi t4, tp, more
+        ; bnez t3, >put
+        // The same if nobody writes meanwhile.
+        ; ld t4, [t6]
+        ; put:
+        ; sc.d t3, t4, [t6]
+    );
+    Ok(())
+}
+
+/// Tests of up to 16 bytes each that are no more instructions than a branch reaches.
+const NEAR: usize = 8;
+
+/// Leaves a task's place among strangers in a register; the task is in another one. t3 is lost.
+fn place(
+    ops: &mut Assembler,
+    (to, task): (u8, u8),
+    strangers: &Strangers,
+) -> Result<(), ProgramError> {
+    const ABOVE: u32 = 64 - Strangers::BITS - Strangers::SHIFT;
+    let (upper, lower) = parts(FAMILY, strangers.address)?;
+    if lower != 0 {
+        return Err(ProgramError::Table(FAMILY, 4096));
+    }
+    dynasm!(ops; .arch riscv64
+        ; slli X(to), X(task), ABOVE
+        ; srli X(to), X(to), ABOVE + Strangers::SHIFT
+        ; lui t3, upper
+        ; add X(to), X(to), t3
+    );
+    Ok(())
+}
+
+/// Lets the task in the first argument be looked at again. What was written before that is seen by whoever finds
+/// the place so. t3 to t6 are lost.
+pub(super) fn forget(ops: &mut Assembler, values: &Values) -> Result<(), ProgramError> {
+    let Some(strangers) = &values.strangers else { return Ok(()) };
+    place(ops, (T6, A0), strangers)?;
+    dynasm!(ops; .arch riscv64; .feature A
+        ; addi t4, zero, FORGOTTEN
+        ; amoadd.d.rl zero, t4, [t6]
+    );
+    Ok(())
 }
 
 impl Branches for Tests<'_> {
@@ -43,8 +148,17 @@ impl Branches for Tests<'_> {
         dynasm!(self.ops; .arch riscv64; j =>target);
     }
 
+    fn quickly(&mut self, condition: &Condition, way: Way) -> Result<bool, ProgramError> {
+        match &self.values.strangers {
+            Some(strangers) if strangers.members == *condition && !self.looks_itself => {
+                self.of_strangers(strangers, way).map(|()| true)
+            }
+            _ => Ok(false),
+        }
+    }
+
     fn test(&mut self, test: &Test, (target, when): Way) -> Result<(), ProgramError> {
-        let Self { ops, values } = self;
+        let Self { ops, values, .. } = self;
         match *test {
             Test::Number { operand, relation, value } => {
                 let relation = if when { relation } else { relation.inverse() };
@@ -67,8 +181,16 @@ impl Branches for Tests<'_> {
             }
             Test::Bytes { offset, ref bytes, equal } => {
                 let differ = if equal == when { ops.new_dynamic_label() } else { target };
-                pieces(ops, offset, bytes, differ)?;
+                task_bytes(ops, offset, bytes, differ)?;
                 if equal == when {
+                    dynasm!(ops; .arch riscv64; j =>target; =>differ);
+                }
+            }
+            Test::Text { argument, ref bytes } => {
+                let differ = if when { ops.new_dynamic_label() } else { target };
+                // Behind its end may be nothing.
+                pieces(ops, (A0 + argument, 0), of_text(bytes), (|_| 1, differ));
+                if when {
                     dynasm!(ops; .arch riscv64; j =>target; =>differ);
                 }
             }
@@ -183,48 +305,64 @@ fn jump(ops: &mut Assembler, register: u8, relation: Relation, signed: bool, tar
 
 /// Goes to `differ` unless these bytes are at an offset of the task, as many at once as an aligned
 /// load takes. Tasks are aligned themselves.
-fn pieces(
+fn task_bytes(
     ops: &mut Assembler,
     offset: u32,
     bytes: &[Option<u8>],
     differ: DynamicLabel,
 ) -> Result<(), ProgramError> {
-    // So that all of them are in reach of the lower part.
-    let (upper, lower) = parts("a task's member", offset.into())?;
+    let (upper, mut lower) = parts("a task's member", offset.into())?;
     dynasm!(ops; .arch riscv64; lui t3, upper; add t3, t3, tp);
-    if lower != 0 {
+    // All of them have to be in reach of the lower part.
+    if lower >= 2048 - small(Condition::MAX_BYTES) {
         dynasm!(ops; .arch riscv64; addi t3, t3, lower);
+        lower = 0;
     }
+    let aligned = |at: u32| match offset.wrapping_add(at) {
+        at if at.is_multiple_of(4) => 4,
+        at if at.is_multiple_of(2) => 2,
+        _ => 1,
+    };
+    pieces(ops, (T3, lower), bytes, (aligned, differ));
+    Ok(())
+}
+
+/// The same from what a register points to, plus an offset; as many bytes at once at each of them as is said.
+fn pieces(
+    ops: &mut Assembler,
+    (base, offset): (u8, i32),
+    bytes: &[Option<u8>],
+    (aligned, differ): (impl Fn(u32) -> usize, DynamicLabel),
+) {
     let (mut rest, mut at) = (bytes, 0);
     while !rest.is_empty() {
-        let known: Vec<u8> = rest.iter().map_while(|byte| *byte).take(4).collect();
-        let aligned = |len: u32| (offset.wrapping_add(at)).is_multiple_of(len);
-        let here = i32::from(u8::try_from(at).unwrap_or(u8::MAX));
+        let most = aligned(at);
+        let known: Vec<u8> = rest.iter().map_while(|byte| *byte).take(most).collect();
+        let here = offset + i32::from(u8::try_from(at).unwrap_or(u8::MAX));
         let len = match known[..] {
-            [a, b, c, d] if aligned(4) => {
+            [a, b, c, d] => {
                 let word = i32::from_le_bytes([a, b, c, d]);
                 constant(ops, T5, word.into());
-                dynasm!(ops; .arch riscv64; lw t4, [t3, here]; bne t4, t5, =>differ);
+                dynasm!(ops; .arch riscv64; lw t4, [X(base), here]; bne t4, t5, =>differ);
                 4
             }
-            [a, b, ..] if aligned(2) => {
+            [a, b, ..] => {
                 let word = u16::from_le_bytes([a, b]);
                 constant(ops, T5, word.into());
-                dynasm!(ops; .arch riscv64; lhu t4, [t3, here]; bne t4, t5, =>differ);
+                dynasm!(ops; .arch riscv64; lhu t4, [X(base), here]; bne t4, t5, =>differ);
                 2
             }
-            [a, ..] => {
+            [a] => {
                 constant(ops, T5, a.into());
-                dynasm!(ops; .arch riscv64; lbu t4, [t3, here]; bne t4, t5, =>differ);
+                dynasm!(ops; .arch riscv64; lbu t4, [X(base), here]; bne t4, t5, =>differ);
                 1
             }
             [] => {
-                dynasm!(ops; .arch riscv64; lbu t4, [t3, here]; beqz t4, =>differ);
+                dynasm!(ops; .arch riscv64; lbu t4, [X(base), here]; beqz t4, =>differ);
                 1
             }
         };
         rest = rest.get(len as usize..).unwrap_or_default();
         at += len;
     }
-    Ok(())
 }

@@ -3,9 +3,9 @@
 //! One atomic instruction counts, so an interruption after the CPU's number was read loses no call:
 //! a task that was migrated then counts in the table of its former CPU.
 
-use super::condition::{Tests, follow};
+use super::condition::{Tests, follow, forget};
 use super::nesting::nested;
-use super::operands::{Assembler, Registers, find_counter, parts, registers};
+use super::operands::{Assembler, Registers, end as end_program, find_counter, parts, registers};
 use super::sort::{begin, end, sort};
 use super::timed::timed;
 use super::{Values, callers};
@@ -13,7 +13,7 @@ use crate::branch::branch;
 use crate::program::{Code, Counts, Point, Program, ProgramError, STOPS};
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
 
-/// Makes a program that was checked. `t3` and `t4` are lost, and `t5` where there is a condition; where calls are
+/// Makes a program that was checked. `t3` and `t4` are lost, and `t5` and `t6` where there is a condition; where calls are
 /// sorted or their beginnings are looked for, what [`compile`](super::compile) says.
 pub(super) fn count(
     program: &Program,
@@ -22,28 +22,35 @@ pub(super) fn count(
 ) -> Result<Code, ProgramError> {
     let mut ops = Assembler::new(0);
     let (point, leave) = (program.point, ops.new_dynamic_label());
-    let test = |ops: &mut Assembler| {
+    let mut endings = Vec::new();
+    let looks_itself = matches!(counts, Counts::Follow { .. });
+    let test = |ops: &mut Assembler, endings: &mut Vec<usize>| {
         let (Some(condition), None) = (&program.condition, program.since) else { return Ok(()) };
         // Unlike a record, what counts is so short that a branch reaches its end, but for what looks at levels.
         if program.nesting.is_none() {
-            return branch(&mut Tests { ops, values }, condition, (leave, false));
+            return branch(
+                &mut Tests { looks_itself, ..Tests::new(ops, values) },
+                condition,
+                (leave, false),
+            );
         }
         let meant = ops.new_dynamic_label();
-        branch(&mut Tests { ops: &mut *ops, values }, condition, (meant, true))?;
-        dynasm!(ops; .arch riscv64; j =>leave; =>meant);
+        branch(&mut Tests { looks_itself, ..Tests::new(ops, values) }, condition, (meant, true))?;
+        endings.push(end_program(ops, point));
+        dynasm!(ops; .arch riscv64; =>meant);
         Ok(())
     };
     if !program.nests_first() {
-        test(&mut ops)?;
+        test(&mut ops, &mut endings)?;
     }
     if let Some(nesting) = program.nesting {
         nested(&mut ops, point, nesting, leave)?;
     }
     if program.nests_first() {
-        test(&mut ops)?;
+        test(&mut ops, &mut endings)?;
     }
     if let Some(calls) = program.since {
-        timed(&mut ops, program, calls, values)?;
+        timed(&mut ops, program, calls, values, &mut endings)?;
     }
     let stop = match counts {
         Counts::Up(counters) => {
@@ -66,6 +73,10 @@ pub(super) fn count(
             follow(&mut ops, (own, pid, inside), values)?;
             None
         }
+        Counts::Forget => {
+            forget(&mut ops, values)?;
+            None
+        }
         Counts::Sort(histograms, sorted) => {
             sort(&mut ops, histograms, sorted, values)?;
             None
@@ -82,13 +93,9 @@ pub(super) fn count(
         }
     };
     dynasm!(ops; .arch riscv64; leave: ; =>leave);
-    let ending = ops.offset().0;
-    match point {
-        Point::Entry | Point::Tail => dynasm!(ops; .arch riscv64; jr t0),
-        Point::Return => dynasm!(ops; .arch riscv64; ret),
-    }
+    endings.push(end_program(&mut ops, point));
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
-    Ok(Code { bytes, endings: vec![ending], stop })
+    Ok(Code { bytes, endings, stop })
 }
 
 /// Counts down to 0, with a trap at that call; goes on at `leave` at others. Where the trap is. At a return `t0` is

@@ -34,6 +34,7 @@ pub use compile::compile;
 pub use switch::{Switch, SwitchStub, SwitchedWord, landing, switch_stub};
 
 use crate::context::ContextPlaces;
+use crate::family::Strangers;
 use crate::layout::MAX_RECORD;
 use crate::program::Readable;
 
@@ -58,6 +59,8 @@ pub struct Values {
     pub readable: Readable,
     /// Address of the set of tasks that are followed, if there is one.
     pub followed: Option<u64>,
+    /// Where tasks are noted that nothing is recorded of, if they are.
+    pub strangers: Option<Strangers>,
     /// Where the state of a CPU is, if that is known.
     pub context: Option<ContextPlaces>,
 }

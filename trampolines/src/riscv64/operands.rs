@@ -19,6 +19,7 @@ pub(super) const SPENT_SHIFTED: i32 = (MAX_RECORD << SHIFT) as i32;
 /// Numbers of registers.
 pub(super) mod numbers {
     pub(in crate::riscv64) const SP: u8 = 2;
+    pub(in crate::riscv64) const TP: u8 = 4;
     pub(in crate::riscv64) const A0: u8 = 10;
     pub(in crate::riscv64) const T2: u8 = 7;
     pub(in crate::riscv64) const T3: u8 = 28;
@@ -106,6 +107,17 @@ fn load(
     Ok(())
 }
 
+/// Ends a program; where.
+pub(super) fn end(ops: &mut Assembler, point: Point) -> usize {
+    let ending = ops.offset().0;
+    // Harts predict what is jumped to by ra from calls: a function's return must stay one.
+    match point {
+        Point::Entry | Point::Tail => dynasm!(ops; .arch riscv64; jr t0),
+        Point::Return => dynasm!(ops; .arch riscv64; ret),
+    }
+    ending
+}
+
 /// Leaves the counter's address in t3. t4 is lost.
 pub(super) fn find_counter(
     ops: &mut Assembler,
@@ -172,8 +184,8 @@ pub(super) fn take(ops: &mut Assembler, word: &Word, taken: DynamicLabel) {
         ; lr.d X(found), [X(at)]
         ; bnez X(found), =>other
         ; sc.d X(found), X(own), [X(at)]
-        ; bnez X(found), =>again
-        ; j =>taken
+        ; beqz X(found), =>taken
+        ; j =>again
         ; =>other
         ; sc.d X(spare), X(found), [X(at)]
     );

@@ -8,7 +8,6 @@ use super::Values;
 use super::condition::constant;
 use super::operands::numbers::{A0, SP, T2, T3, T4, T5, T6};
 use super::operands::{Assembler, Word, argument, find_counter, parts, take};
-use crate::callers::SPREAD;
 use crate::histogram::{Calls, Ended, MISSED, OPEN, SUM, Sorted};
 use crate::program::{Histograms, ProgramError};
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
@@ -34,13 +33,12 @@ fn address(ops: &mut Assembler, address: u64) -> Result<(), ProgramError> {
 
 /// Leaves the first place of the call with this stack pointer in t2. t3 is lost.
 fn place(ops: &mut Assembler, calls: Calls) -> Result<(), ProgramError> {
-    const { assert!(Calls::PLACE == 1 << 5) };
     let (upper, lower) = parts(OPEN, calls.address + Calls::PLACES)?;
-    constant(ops, T2, SPREAD.cast_signed());
+    constant(ops, T2, Calls::SPREAD.into());
     dynasm!(ops; .arch riscv64; .feature M
-        ; mul t2, t2, sp
-        ; srli t2, t2, 64 - Calls::BITS
-        ; slli t2, t2, 5
+        ; mulw t2, t2, sp
+        ; srliw t2, t2, Calls::SHIFT.cast_unsigned().into()
+        ; andi t2, t2, i32::from(Calls::MASK)
         ; lui t3, upper
         ; add t2, t2, t3
     );

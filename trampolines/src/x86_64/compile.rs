@@ -70,7 +70,8 @@ pub fn compile(
             let told = Told { point, saved: since.is_some() };
             stop = Some(count_down(&mut ops, (counter, trap), told, others)?);
         }
-        (Some(Counts::Nothing), _) => {}
+        // Whether a task is followed takes so few instructions that nobody is noted as a stranger.
+        (Some(Counts::Nothing | Counts::Forget), _) => {}
         (Some(Counts::Follow { own, pid, inside }), _) => {
             follow(&mut ops, (own, pid, inside), values)?;
         }
@@ -96,8 +97,9 @@ pub fn compile(
             }
         }
     }
-    if let Some(since) = &since {
-        restore(&mut ops, point, since);
+    let sorted = matches!(program.counts, Some(Counts::End(..)));
+    if let Some(saved) = since.as_ref().or(others.as_ref().filter(|_| sorted)) {
+        restore(&mut ops, point, saved, ends);
     }
     let ending = ops.offset().0;
     dynasm!(ops; .arch x64; =>ends; .bytes ENDING);

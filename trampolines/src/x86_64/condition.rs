@@ -5,11 +5,14 @@ use super::operands::{ARGUMENTS, Assembler, disp};
 use super::sort::SAVED;
 use super::{Addressing, Values};
 use crate::branch::{Branches, Way};
-use crate::condition::{Operand, Relation, Test};
+use crate::condition::{Operand, Relation, Test, of_text};
 use crate::displacement::small;
 use crate::family::{FAMILY, PID_BITS};
 use crate::program::{Point, ProgramError};
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
+
+/// What errors call a test that cannot be made there.
+const UNKNOWN: &str = "is about what is not known";
 
 const RAX: u8 = 0;
 const RSI: u8 = 6;
@@ -62,8 +65,19 @@ impl Branches for Tests<'_> {
             Test::Bytes { offset, ref bytes, equal } => {
                 task(ops, values)?;
                 let differ = if equal == when { ops.new_dynamic_label() } else { target };
-                pieces(ops, disp("a task's member", offset.into())?, bytes, differ);
+                pieces(ops, disp("a task's member", offset.into())?, bytes, (4, differ));
                 if equal == when {
+                    dynasm!(ops; .arch x64; jmp =>target; =>differ);
+                }
+            }
+            Test::Text { argument, ref bytes } => {
+                let register = ARGUMENTS.get(usize::from(argument)).copied();
+                let register = register.ok_or(ProgramError::Condition(UNKNOWN, *point))?;
+                let differ = if when { ops.new_dynamic_label() } else { target };
+                dynasm!(ops; .arch x64; mov r10, Rq(register));
+                // Behind its end may be nothing.
+                pieces(ops, 0, of_text(bytes), (1, differ));
+                if when {
                     dynasm!(ops; .arch x64; jmp =>target; =>differ);
                 }
             }
@@ -233,13 +247,18 @@ fn jump(ops: &mut Assembler, relation: Relation, signed: bool, target: DynamicLa
     }
 }
 
-/// Goes to `differ` unless these bytes are at an offset of the task in r10, as many at once as an
-/// instruction can compare.
-fn pieces(ops: &mut Assembler, offset: i32, bytes: &[Option<u8>], differ: DynamicLabel) {
+/// Goes to `differ` unless these bytes are at an offset of what r10 points to, as many at once as an
+/// instruction can compare, and `most` at most.
+fn pieces(
+    ops: &mut Assembler,
+    offset: i32,
+    bytes: &[Option<u8>],
+    (most, differ): (usize, DynamicLabel),
+) {
     let mut rest = bytes;
     let mut at = offset;
     while !rest.is_empty() {
-        let known: Vec<u8> = rest.iter().map_while(|byte| *byte).take(4).collect();
+        let known: Vec<u8> = rest.iter().map_while(|byte| *byte).take(most).collect();
         let len = match known[..] {
             [a, b, c, d] => {
                 let word = i32::from_le_bytes([a, b, c, d]);

@@ -5,11 +5,11 @@
 
 use super::Values;
 use super::operands::{ARGUMENTS, Assembler, RDX, disp};
-use crate::callers::SPREAD;
 use crate::histogram::{Calls, Ended, MISSED, OPEN, SUM, Sorted};
 use crate::program::{Histograms, Point, ProgramError};
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
 
+const RSP: u8 = 4;
 const R10: u8 = 10;
 
 /// Bytes of a histogram up to a word.
@@ -45,20 +45,15 @@ fn find(
     Ok(())
 }
 
-/// Leaves the first place of the call with the stack pointer in r10 in r11.
-fn place(ops: &mut Assembler, calls: Calls) -> Result<(), ProgramError> {
-    const { assert!(Calls::PLACE == 1 << 5) };
-    let mask = ((1_i32 << Calls::BITS) - 1) << 5;
-    let shift = i8::try_from(64 - Calls::BITS - 5).unwrap_or(0);
-    let places = disp(OPEN, calls.address + Calls::PLACES)?;
+/// Leaves the first place of the call with the stack pointer in this register in r11, less the displacement that is
+/// returned.
+fn place(ops: &mut Assembler, register: u8, calls: Calls) -> Result<i32, ProgramError> {
     dynasm!(ops; .arch x64
-        ; mov r11, QWORD SPREAD.cast_signed()
-        ; imul r11, r10
-        ; shr r11, shift
-        ; and r11d, mask
-        ; add r11, places
+        ; imul r11d, Rd(register), Calls::SPREAD
+        ; shr r11d, BYTE Calls::SHIFT
+        ; and r11d, BYTE Calls::MASK
     );
-    Ok(())
+    disp(OPEN, calls.address + Calls::PLACES)
 }
 
 /// Puts rax into the histogram at `at`. rdx and r10 are lost.
@@ -121,6 +116,12 @@ pub(super) struct Crowded {
     pub(super) to: DynamicLabel,
     /// Of a call that has no place.
     pub(super) none: DynamicLabel,
+    /// Of a call that has one and is too short to be meant.
+    pub(super) short: Option<DynamicLabel>,
+    /// From r11 to its place.
+    pub(super) places: i32,
+    /// The register with its stack pointer.
+    pub(super) key: u8,
     pub(super) missed: Missed,
 }
 
@@ -147,42 +148,41 @@ pub(super) fn begin(
         ; push rdx
         ; lea r10, [rsp + 24]
     );
-    place(ops, calls)?;
+    let places = place(ops, R10, calls)?;
     dynasm!(ops; .arch x64
         ; xor eax, eax
-        ; lock cmpxchg [r11], r10
+        ; lock cmpxchg [r11 + places], r10
         ; jne =>from
         ; =>to
     );
     if let Some(histograms) = histograms {
         find(ops, histograms, values, 16)?;
-        dynasm!(ops; .arch x64; mov [r11 + Calls::HISTOGRAM], rax);
+        dynasm!(ops; .arch x64; mov [r11 + (places + Calls::HISTOGRAM)], rax);
     }
     dynasm!(ops; .arch x64
         ; rdtsc
-        ; shl rdx, 32
-        ; or rax, rdx
-        ; mov [r11 + Calls::BEGAN], rax
+        ; mov [r11 + (places + Calls::BEGAN)], eax
+        ; mov [r11 + (places + Calls::BEGAN + 4)], edx
         ; =>none
         ; pop rdx
         ; pop rax
     );
     let missed = histograms.map_or(Missed::Calls(calls), Missed::Histograms);
-    Ok(Crowded { from, to, none, missed })
+    Ok(Crowded { from, to, none, short: None, places, key: R10, missed })
 }
 
 /// Bytes that are on the stack at the end of a call by a jump: rax, rdx, r9 and r11.
 pub(super) const SAVED: i32 = 32;
 
-/// Leaves in r11 the place of a call that ends, whose stack pointer is in r10; goes on at `none` of what is returned
-/// if there is none. Saves what [`restore`] puts back: at a return rax and rdx are in rsi and rdi.
+/// Leaves in r11 the place of a call that ends, less `places` of what is returned; goes on at `none` of that if there
+/// is none. Saves what [`restore`] puts back: at a return rax and rdx are in rsi and rdi.
 pub(super) fn find_place(
     ops: &mut Assembler,
     point: Point,
     calls: Calls,
 ) -> Result<Crowded, ProgramError> {
     let [from, to, none] = [(); 3].map(|()| ops.new_dynamic_label());
-    if point == Point::Tail {
+    let key = if point == Point::Tail {
         dynasm!(ops; .arch x64
             ; push rax
             ; push rdx
@@ -191,26 +191,39 @@ pub(super) fn find_place(
             // Above what is SAVED and where the jump was; a literal has a displacement of one byte.
             ; lea r10, [rsp + 40]
         );
+        R10
     } else {
         dynasm!(ops; .arch x64
             ; mov rsi, rax
             ; mov rdi, rdx
-            ; mov r10, rsp
         );
-    }
-    place(ops, calls)?;
+        RSP
+    };
+    let places = place(ops, key, calls)?;
     dynasm!(ops; .arch x64
-        ; cmp [r11], r10
+        ; cmp [r11 + places], Rq(key)
         ; jne =>from
         ; =>to
     );
-    Ok(Crowded { from, to, none, missed: Missed::Nobody })
+    Ok(Crowded { from, to, none, short: None, places, key, missed: Missed::Nobody })
 }
 
-/// Behind [`find_place`]: puts back what that has saved.
-pub(super) fn restore(ops: &mut Assembler, point: Point, crowded: &Crowded) {
-    let none = crowded.none;
+/// Behind [`find_place`]: puts back what that has saved. Goes on at `ends`, which is behind it.
+pub(super) fn restore(ops: &mut Assembler, point: Point, crowded: &Crowded, ends: DynamicLabel) {
+    let Crowded { none, short, places, .. } = *crowded;
     dynasm!(ops; .arch x64; =>none);
+    put_back(ops, point);
+    if let Some(short) = short {
+        dynasm!(ops; .arch x64
+            ; jmp =>ends
+            ; =>short
+            ; mov QWORD [r11 + places], 0
+        );
+        put_back(ops, point);
+    }
+}
+
+fn put_back(ops: &mut Assembler, point: Point) {
     if point == Point::Tail {
         dynasm!(ops; .arch x64
             ; pop r11
@@ -234,12 +247,12 @@ pub(super) fn end(
     (calls, ended): (Calls, Ended),
 ) -> Result<Crowded, ProgramError> {
     let crowded = find_place(ops, point, calls)?;
-    let none = crowded.none;
+    let Crowded { none, places, .. } = crowded;
     let since = disp(OPEN, calls.address)?;
     dynasm!(ops; .arch x64
-        ; mov r10, [r11 + Calls::BEGAN]
-        ; mov r9, [r11 + Calls::HISTOGRAM]
-        ; mov QWORD [r11], 0
+        ; mov r10, [r11 + (places + Calls::BEGAN)]
+        ; mov r9, [r11 + (places + Calls::HISTOGRAM)]
+        ; mov QWORD [r11 + places], 0
         ; cmp r10, [DWORD since]
         ; jb =>none
     );
@@ -271,7 +284,6 @@ pub(super) fn end(
             put(ops, 9);
         }
     }
-    restore(ops, point, &crowded);
     Ok(crowded)
 }
 
@@ -281,14 +293,14 @@ pub(super) fn crowded(
     crowded: &Crowded,
     values: &Values,
 ) -> Result<(), ProgramError> {
-    let Crowded { from, to, none, missed } = *crowded;
+    let Crowded { from, to, none, places, key, missed, .. } = *crowded;
     let size = i8::try_from(Calls::PLACE).unwrap_or(0);
     dynasm!(ops; .arch x64; =>from);
     if matches!(missed, Missed::Nobody) {
         for _ in 1..Calls::TRIED {
             dynasm!(ops; .arch x64
                 ; add r11, BYTE size
-                ; cmp [r11], r10
+                ; cmp [r11 + places], Rq(key)
                 ; je =>to
             );
         }
@@ -301,7 +313,7 @@ pub(super) fn crowded(
         dynasm!(ops; .arch x64
             ; add r11, BYTE size
             ; xor eax, eax
-            ; lock cmpxchg [r11], r10
+            ; lock cmpxchg [r11 + places], r10
             ; je =>to
             ; cmp rax, r10
             ; je =>to

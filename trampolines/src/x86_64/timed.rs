@@ -8,7 +8,7 @@ use super::condition::Tests;
 use super::operands::{Assembler, disp};
 use super::sort::{Crowded, find_place};
 use crate::branch::branch;
-use crate::condition::Operand;
+use crate::condition::{Condition, Operand};
 use crate::histogram::{Calls, OPEN};
 use crate::program::{Field, Program, ProgramError};
 use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
@@ -24,11 +24,28 @@ pub(super) fn timed(
 ) -> Result<Crowded, ProgramError> {
     let point = program.point;
     let crowded = find_place(ops, point, calls)?;
-    let none = crowded.none;
+    let Crowded { none, places, .. } = crowded;
     let since = disp(OPEN, calls.address)?;
+    // Most calls are too short, whatever else is asked for. One that seems to end before it has begun is looked at
+    // below, as a long one.
+    let short = program.condition.as_ref().and_then(Condition::longer_than).map(|ticks| {
+        let short = ops.new_dynamic_label();
+        let ticks = u32::try_from(ticks).unwrap_or(u32::MAX).cast_signed();
+        dynasm!(ops; .arch x64
+            ; rdtsc
+            ; sub eax, [r11 + (places + Calls::BEGAN)]
+            ; sbb edx, [r11 + (places + Calls::BEGAN + 4)]
+            ; jne >long
+            ; cmp eax, ticks
+            ; jbe =>short
+            ; long:
+        );
+        short
+    });
+    let crowded = Crowded { short, ..crowded };
     dynasm!(ops; .arch x64
-        ; mov r9, [r11 + Calls::BEGAN]
-        ; mov QWORD [r11], 0
+        ; mov r9, [r11 + (places + Calls::BEGAN)]
+        ; mov QWORD [r11 + places], 0
         ; cmp r9, [DWORD since]
         ; jb =>none
     );

@@ -2,8 +2,9 @@
 
 use super::{AREA, FakeGuest, PID, STACK_OF, at};
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Once;
+use vmtrace_trampolines::family::Strangers;
 use vmtrace_trampolines::layout::CONTROL_SIZE;
 use vmtrace_trampolines::riscv64::encode;
 use vmtrace_trampolines::riscv64::encode::register::{RA, T0, T1, T3, ZERO};
@@ -31,6 +32,7 @@ const TASK: u64 = 64;
 
 thread_local! {
     static CURRENT: Cell<u64> = const { Cell::new(0) };
+    static STRANGERS: RefCell<Option<Strangers>> = const { RefCell::new(None) };
 }
 
 /// Where tasks are: what `tp` points to while a function is called.
@@ -38,6 +40,11 @@ static TASKS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static FIRST: Once = Once::new();
 /// Tasks handed out, in bytes.
 static USED: AtomicU64 = AtomicU64::new(0);
+
+/// Programs that this thread compiles from now on know these.
+pub(crate) fn know_strangers(strangers: Strangers) {
+    STRANGERS.set(Some(strangers));
+}
 
 pub(super) const fn control(per_cpu: u64, cpu: u64) -> u64 {
     per_cpu + cpu * CONTROL_SIZE as u64
@@ -307,13 +314,15 @@ pub(crate) fn stop(word: u64) -> &'static [u8] {
     [(upper | T5 << 7 | 0x37).to_le_bytes(), (store | 0x23).to_le_bytes()].concat().leak()
 }
 
-/// A program that goes on with another one in place of its end, as the VMM makes it.
+/// A program that goes on with another one in place of its ends, as the VMM makes it.
 pub(super) fn going_on(code: Code, _: u64, to: u64) -> Vec<u8> {
     let Code { mut bytes, endings, .. } = code;
-    let ending = endings[0];
-    let behind = i32::try_from(bytes.len() - ending).unwrap();
+    let len = bytes.len();
     let (upper, lower) = split(to.cast_signed()).unwrap();
-    bytes[ending..ending + 4].copy_from_slice(&j(behind).to_le_bytes());
+    for ending in endings {
+        let behind = i32::try_from(len - ending).unwrap();
+        bytes[ending..ending + 4].copy_from_slice(&j(behind).to_le_bytes());
+    }
     bytes.extend([lui(T3, upper), jalr(ZERO, T3, lower)].into_iter().flat_map(u32::to_le_bytes));
     bytes
 }
@@ -376,6 +385,7 @@ impl FakeGuest {
             slide: 0,
             readable: self.readable(),
             followed: Some(super::followed().0),
+            strangers: STRANGERS.with_borrow(Clone::clone),
             context: None,
         };
         compile(program, self.overflow, &values).unwrap()

@@ -16,6 +16,9 @@ pub(crate) fn readable() -> Readable {
 /// Where tasks are noted that are followed.
 pub(crate) const SET: u64 = 0xffff_ffff_8740_0000;
 
+/// Where those are that are known not to be meant.
+pub(crate) const STRANGERS: u64 = SET + vmtrace_trampolines::family::SIZE;
+
 /// Of a hit for which there is room.
 pub(crate) fn common(all: &[Instruction]) -> &[Instruction] {
     let end = all.iter().position(|one| one.ending).unwrap();
@@ -71,6 +74,7 @@ pub(crate) fn usual_riscv() -> vmtrace_trampolines::riscv64::Values {
         slide: 0,
         readable: readable(),
         followed: Some(SET),
+        strangers: None,
         context: Some(ContextPlaces {
             flags: 0,
             preempt_count: 8,

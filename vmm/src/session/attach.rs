@@ -294,8 +294,9 @@ impl Controller {
             attachment = attachment.with_past(past);
         }
         attachment.stop_by(&TRAP_INSTRUCTION);
-        if self.tracing.follow.is_some() {
+        if let Some(follow) = &self.tracing.follow {
             attachment.follow()?;
+            follow.note_strangers(&self.kernel, &mut attachment);
         }
         self.share(machine, paused, &mut attachment);
         let attachment = Box::new(attachment);

@@ -112,7 +112,8 @@ enum Known {
 
 fn known(test: &Test) -> Known {
     match test {
-        Test::Number { operand: Operand::Argument { .. } | Operand::Cpu, .. } => Known::Entry,
+        Test::Number { operand: Operand::Argument { .. } | Operand::Cpu, .. }
+        | Test::Text { .. } => Known::Entry,
         Test::Number { operand: Operand::Value { .. } | Operand::Duration, .. } => Known::End,
         Test::Number { operand: Operand::Task(_), .. }
         | Test::Caller { .. }

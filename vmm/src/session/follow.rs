@@ -1,21 +1,30 @@
 //! Tasks that are followed (`--children`): the named ones and all their descendants.
 //!
 //! Programs note each new task before it first runs, where its parent still is the current one; and a task that
-//! was named by its name before it gets another, such as that of what it executes. That is one function of the
-//! kernel each, whose sites are held whatever else is traced, in pauses of tracing, too.
+//! was named by its name before it gets another, such as that of what it executes, or is named by the one that it
+//! gets. That is one function of the kernel each, whose sites are held whatever else is traced, in pauses of tracing,
+//! too. So nothing that makes a task one of these is missed, and programs can note which tasks are not
+//! ([`Strangers`](vmtrace_trampolines::family::Strangers)).
 
 use super::conditions::{ConditionalError, conditional};
 use super::ends::Use;
 use super::tracing::{NOBODY, Tracing};
 use crate::condition::{Condition, ConditionError, FOLLOWED};
 use crate::kernel::Kernel;
-use crate::tracer::{Part, Tally, TaskOffsets};
+use crate::tracer::{Attachment, Part, Tally, TaskOffsets};
 use vmtrace_trampolines::Condition as Compiled;
+use vmtrace_trampolines::family::renamed;
 
 /// What every new task comes by (kernel/sched/core.c): called by its parent, with the task.
 const BEGINS: &str = "wake_up_new_task";
-/// What a task comes by when it executes a program, or else renames itself (fs/exec.c).
+/// What a task comes by when it executes a program, or is renamed otherwise (fs/exec.c): called with the task and its
+/// new name.
 const RENAMES: &str = "__set_task_comm";
+/// The argument with that.
+const NEW_NAME: u8 = 1;
+/// What calls that for a task that executes a program, as is verified: a compiler may put a function of the same file
+/// into its caller (fs/exec.c).
+const EXECUTES: &str = "begin_new_exec";
 
 /// How tasks are followed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +39,9 @@ pub struct Follow {
     joins: Compiled,
     /// What holds of all others.
     leaves: Compiled,
+    /// What holds of the name by which a task becomes a named one; `None` if not only its name makes it that: then
+    /// every call of a task looks.
+    renamed: Option<Compiled>,
 }
 
 /// Why tasks cannot be followed.
@@ -70,21 +82,41 @@ impl Follow {
             Ok::<_, ConditionalError>(general.unwrap_or(Compiled::Any(Vec::new())))
         };
         let (joins, leaves) = (compiled(&all)?, compiled(&others)?);
-        Ok((Self { begins, renames, pid, joins, leaves }, all))
+        let renamed = renamed(&compiled(named)?, NEW_NAME);
+        Ok((Self { begins, renames, pid, joins, leaves, renamed }, all))
     }
 
     /// What these sites have to do.
     pub(super) fn parts(&self) -> [(usize, Vec<Part>); 2] {
-        let part = |condition: &Compiled, (own, inside)| Part {
+        let part = |condition: Option<&Compiled>, counts| Part {
             tracer: NOBODY,
             fields: Vec::new(),
-            condition: Some(condition.clone()),
-            counts: Some(Tally::Follow { own, pid: self.pid, inside }),
+            condition: condition.cloned(),
+            counts: Some(counts),
             nested: None,
         };
+        let note = |condition: &Compiled, (own, inside)| {
+            part(Some(condition), Tally::Follow { own, pid: self.pid, inside })
+        };
         // Numbers of processes come again: who is not followed has to be taken out.
-        let begins = vec![part(&self.joins, (false, true)), part(&self.leaves, (false, false))];
-        [(self.begins, begins), (self.renames, vec![part(&self.joins, (true, true))])]
+        let mut begins = vec![note(&self.joins, (false, true)), note(&self.leaves, (false, false))];
+        let mut renames = vec![note(&self.joins, (true, true))];
+        if let Some(renamed) = &self.renamed {
+            // The name is not there yet, so that it is noted that the task has it; then all look again. Memory of a
+            // task comes again, too.
+            let by_name = renamed.tests().next().map(|_| note(renamed, (false, true)));
+            renames.extend(by_name.into_iter().chain([part(None, Tally::Forget)]));
+            begins.push(part(None, Tally::Forget));
+        }
+        [(self.begins, begins), (self.renames, renames)]
+    }
+
+    /// Lets programs note which tasks are not meant.
+    pub fn note_strangers(&self, kernel: &Kernel, attachment: &mut Attachment) {
+        if self.renamed.is_some() {
+            let sites = vec![self.begins, self.renames];
+            attachment.note_strangers(kernel, &self.joins, sites, (EXECUTES, RENAMES));
+        }
     }
 }
 

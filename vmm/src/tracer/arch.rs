@@ -23,6 +23,7 @@ use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Exit, Kernel, ModuleRewrite, Site};
 use std::ops::Range;
 use std::sync::Arc;
+use vmtrace_trampolines::family::Strangers;
 use vmtrace_trampolines::{Overflow, Point, Program, Readable};
 
 /// Where the kernel has mapped all RAM, one address after the other.
@@ -154,6 +155,13 @@ pub(super) trait GuestCode: Send {
 
     /// Where programs that are made from now on find the set of tasks that are followed (run-time address).
     fn follow(&mut self, family: u64);
+
+    /// Whether tasks are told by fewer instructions if it is noted which are not meant, and it can be: the kernel's
+    /// `caller` calls `callee`, whose body is not in it.
+    fn notes_strangers(&self, kernel: &Kernel, call: (&str, &str)) -> bool;
+
+    /// Where programs that are made from now on find those.
+    fn note_strangers(&mut self, strangers: Strangers);
 
     /// Makes a program, which goes on to the one with the number `next`, if any, and puts it into
     /// the guest. Numbers come in order.

@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering;
 use told::Told;
 use vm_memory::{Bytes, VolatileSlice};
 use vmtrace_trampolines as program;
-use vmtrace_trampolines::family;
+use vmtrace_trampolines::family::{self, Strangers};
 use vmtrace_trampolines::histogram::{Calls, MISSED, WORDS};
 
 const PAGE: u64 = 4096;
@@ -167,6 +167,8 @@ impl Counted {
 pub struct Counters {
     memory: Arc<dyn Memory>,
     area: Area,
+    /// Tasks that are known not to be meant, from the start of the area.
+    strangers: Option<u64>,
     /// The page of stops, from the start of the area.
     stops: Option<u64>,
     /// Strides are powers of two.
@@ -204,6 +206,7 @@ impl Counters {
         Self {
             memory,
             area,
+            strangers: None,
             stops,
             power,
             vcpus,
@@ -328,6 +331,26 @@ impl Counters {
     /// Where programs note which tasks are followed, none so far; `None` when there is no room.
     pub(super) fn family(&mut self) -> Option<u64> {
         self.room(family::SIZE).map(|offset| self.area.address.wrapping_add(offset))
+    }
+
+    /// Where programs note tasks that are known not to be meant: none so far, and none until it is
+    /// [said](Counters::note_strangers) that they can; `None` when there is no room.
+    pub(super) fn strangers(&mut self) -> Option<u64> {
+        let offset = self.room(Strangers::SIZE)?;
+        self.strangers = Some(offset);
+        Some(self.area.address.wrapping_add(offset))
+    }
+
+    /// Lets programs note such tasks, or forgets those that they have. No program may run.
+    pub(super) fn note_strangers(&self, noted: bool) {
+        let Some(offset) = self.strangers else { return };
+        let memory = self.memory.slice();
+        let at = usize::try_from(SIZE + offset + Strangers::OPEN).unwrap_or(usize::MAX);
+        // It is memory of the annex, as the tables are.
+        let _ = memory.store(u64::from(noted), at, Ordering::Relaxed);
+        if !noted {
+            let _ = wipe::clear(&memory, SIZE + offset..SIZE + offset + Strangers::OPEN);
+        }
     }
 
     /// Where programs keep somebody's calls that are open.

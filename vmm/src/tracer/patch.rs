@@ -145,6 +145,12 @@ impl Patcher {
         self.held.iter().filter_map(|held| Some((held.site, held.program?)))
     }
 
+    /// Whether all of these sites (indices) call programs.
+    pub(super) fn call_programs(&self, sites: &[usize]) -> bool {
+        let found = self.sites_with_programs().filter(|(site, _)| sites.contains(site));
+        found.count() == sites.len()
+    }
+
     /// The programs to which something leads, or may.
     pub(super) fn programs(&self) -> impl Iterator<Item = u16> {
         self.held.iter().filter_map(|held| held.program).chain(self.left.iter().copied())

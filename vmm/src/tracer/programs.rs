@@ -72,6 +72,8 @@ pub enum Tally {
         /// Whether it is.
         inside: bool,
     },
+    /// Nothing: a task, the first argument, is to be looked at anew.
+    Forget,
     /// An argument by size, in the histograms of the table with this number.
     Sort(u16, Sorted),
     /// Where a call begins that is to be sorted into those when it ends.
@@ -109,6 +111,7 @@ impl Tally {
             Self::Nothing
             | Self::Stop { .. }
             | Self::Follow { .. }
+            | Self::Forget
             | Self::End(_)
             | Self::Open(_)
             | Self::Untold { .. } => None,
@@ -126,6 +129,7 @@ impl Tally {
             Self::Nothing
             | Self::Stop { .. }
             | Self::Follow { .. }
+            | Self::Forget
             | Self::End(_)
             | Self::Open(_)
             | Self::Untold { .. } => self,

@@ -96,8 +96,9 @@ impl Attachment {
         let view = self.view(guest, &records);
         let (image, modules) = (&self.image, &self.modules);
         let place = Place { view, image, kernel, modules, code: &*self.code };
-        let (lent, restored) =
-            self.patcher.lend(&place, &records, |flags| ftrace::is_touched(flags, on))?;
+        let lent = self.patcher.lend(&place, &records, |flags| ftrace::is_touched(flags, on));
+        self.look_at_changes();
+        let (lent, restored) = lent?;
         let sites = lent.len();
         if let Some(sharing) = &mut self.sharing {
             sharing.lent = Some(lent);

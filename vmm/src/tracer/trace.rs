@@ -24,6 +24,7 @@ use super::view::View;
 use crate::kernel::{Exits, Kernel};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use vmtrace_trampolines::family::Strangers;
 use vmtrace_trampolines::{Condition, Field, Overflow, Program};
 
 pub(super) fn exits_of(kernel: &Kernel) -> Result<&Exits, TraceError> {
@@ -81,6 +82,8 @@ pub struct Attachment {
     pub(super) trap: &'static [u8],
     /// Programs know what they can read.
     readable: bool,
+    /// Where tasks change, if those are noted that are not meant; and whether they can be noted now.
+    changes: Option<(Vec<usize>, bool)>,
     /// The kernel has patched its alternatives, and we know.
     settled: bool,
 }
@@ -130,6 +133,7 @@ impl Attachment {
             switches: HeldExits::default(),
             trap: &[],
             readable: false,
+            changes: None,
             settled: target.after_alternatives().is_none(),
         })
     }
@@ -270,6 +274,37 @@ impl Attachment {
         Ok(())
     }
 
+    /// Lets programs that are made from now on note tasks of which it is seen that `members` does not hold, if that
+    /// saves anything. These sites (indices) will always have programs by which tasks are [forgotten](super::Tally::Forget)
+    /// before `members` may hold of them; tasks are noted only while both are held. They are noted only if the kernel's
+    /// first function of `call` calls the other one. To be called once.
+    pub fn note_strangers(
+        &mut self,
+        kernel: &Kernel,
+        members: &Condition,
+        sites: Vec<usize>,
+        call: (&str, &str),
+    ) {
+        if !self.code.notes_strangers(kernel, call) {
+            return;
+        }
+        // Without room all tests are made at each call.
+        let Some(address) = self.counters.strangers() else { return };
+        self.code.note_strangers(Strangers { address, members: members.clone() });
+        self.changes = Some((sites, false));
+    }
+
+    /// What is held has changed: a task that changes unseen must not stay a stranger. Nor those whose memory idle tasks
+    /// may get, which come by none of these sites: all idle tasks are there when `.init.text` is freed (`smp_init`). All
+    /// vCPUs are paused.
+    pub(super) fn look_at_changes(&mut self) {
+        let Some((sites, noted)) = &mut self.changes else { return };
+        let can_be = self.patcher.freed() && self.patcher.call_programs(sites);
+        if std::mem::replace(noted, can_be) != can_be {
+            self.counters.note_strangers(can_be);
+        }
+    }
+
     /// The tables in which programs count.
     pub fn counters(&mut self) -> &mut Counters {
         &mut self.counters
@@ -342,6 +377,7 @@ impl Attachment {
         let place = Place { view, image, kernel, modules, code: &*self.code };
         let held = self.patcher.hold(&place, &records, sites);
         self.records = records.into_room();
+        self.look_at_changes();
         Ok(held?)
     }
 
@@ -477,7 +513,9 @@ impl Attachment {
         }
         let mut sites = Among::new(sites.to_vec());
         let view = View::ram(guest, [self.near; 2]);
-        Ok(self.patcher.release_if(&view, |site| sites.contains(&site))?)
+        let restored = self.patcher.release_if(&view, |site| sites.contains(&site));
+        self.look_at_changes();
+        Ok(restored?)
     }
 
     /// Puts a trap (instructions that exit to the VMM) on a site: the guest stops
@@ -529,7 +567,9 @@ impl Attachment {
     /// When guest memory cannot be used.
     pub fn release_init(&mut self, guest: &dyn Guest) -> Result<Restored, TraceError> {
         let view = View::ram(guest, [self.near; 2]);
-        Ok(self.patcher.release_init(&view)?)
+        let restored = self.patcher.release_init(&view);
+        self.look_at_changes();
+        Ok(restored?)
     }
 
     /// Gives every site back, for good. Programs and rings stay mapped: a
@@ -554,6 +594,7 @@ impl Attachment {
         let code = self.code.remove(guest, &self.image, kernel, self.patcher.freed());
         let modules = self.end_watching_modules(guest, kernel);
         let sharing = self.end_sharing(guest);
+        self.look_at_changes();
         let (restored, switches) = (restored?, switches?);
         exits.and(programs).and(code)?;
         resting?;

@@ -89,15 +89,33 @@ fn table(host: &SharedHost, name: &str) -> Result<()> {
     check(&block)?;
     println!("    with --overflow block:");
     ["argument-holds", "entry"].into_iter().try_for_each(|row| print(row, &block))?;
-    // In the other boot nobody traces it.
+    // In this boot nobody traces it.
+    show("children-fail", family(host, name, &ours)?);
+    Ok(())
+}
+
+/// That row alone.
+pub(crate) fn children() -> Result<()> {
+    println!("\ninstructions a call of a task that is not followed");
+    let row = |host, name| {
+        let other = syscall(name, "getpriority")?;
+        let ours = measure(host, name, "", &["-f", &other])?;
+        println!("  {}: {:.1}", ours.release, family(host, name, &ours)?);
+        Ok(())
+    };
+    row(&crate::HOST, crate::KERNEL)?;
+    RISCV_KERNELS.into_iter().rev().try_for_each(|name| row(&RISCV, name))
+}
+
+/// What a call of a task costs that is not followed, beyond what it does in another boot.
+fn family(host: &SharedHost, name: &str, ours: &Run) -> Result<f64> {
     let getegid = syscall(name, "getegid")?;
     let family = ["-f", &getegid, "--comm", "nobody", "--children"];
     let family = measure(host, name, "", &family)?;
     ensure!(family.summary.records() == 0, "{:?}", family.summary);
     let [whole, untraced] =
-        [&family, &ours].map(|run| value(&run.text, "counts whole-children-fail "));
-    show("children-fail", whole? - untraced?);
-    Ok(())
+        [&family, ours].map(|run| value(&run.text, "counts whole-children-fail "));
+    Ok(whole? - untraced?)
 }
 
 /// Forks and files with every function counted.

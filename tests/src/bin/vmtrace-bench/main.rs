@@ -66,8 +66,8 @@ const TABLES: [(&str, Table); 14] = [
     ("ops", ops::run),
 ];
 
-/// A part of one of them.
-const PATCHING: (&str, Table) = ("patching", boots::patching);
+/// Parts of these.
+const PARTS: [(&str, Table); 2] = [("patching", boots::patching), ("children", counts::children)];
 
 fn main() -> ExitCode {
     let names: Vec<_> = std::env::args_os().skip(1).collect();
@@ -76,8 +76,8 @@ fn main() -> ExitCode {
         let tables = TABLES.map(|(name, _)| name).join(" ");
         println!(
             "usage: vmtrace-bench [TABLE]...\n\nPrints these tables, or all of them: {tables}.\n\
-             Part of boots: {}.",
-            PATCHING.0
+             Parts of boots and counts: {}.",
+            PARTS.map(|(name, _)| name).join(" ")
         );
         return ExitCode::SUCCESS;
     }
@@ -101,7 +101,7 @@ fn main() -> ExitCode {
 
 /// The table of that name.
 fn table(name: &str) -> Result<Table, String> {
-    let known = TABLES.iter().chain([&PATCHING]).find(|(known, _)| *known == name);
+    let known = TABLES.iter().chain(&PARTS).find(|(known, _)| *known == name);
     known.map(|(_, table)| *table).ok_or_else(|| {
         format!("unknown table {name:?}: vmtrace-bench --help names those that there are")
     })

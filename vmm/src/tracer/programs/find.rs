@@ -56,6 +56,7 @@ impl Find for Tables<'_> {
                 Some(Counts::Down { number, counter, trap: self.trap })
             }
             Tally::Nothing => Some(Counts::Nothing),
+            Tally::Forget => Some(Counts::Forget),
             Tally::Follow { own, pid, inside } => Some(Counts::Follow { own, pid, inside }),
         }
     }

@@ -33,6 +33,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use vm_memory::Bytes;
+use vmtrace_trampolines::family::Strangers;
 use vmtrace_trampolines::riscv64::encode::register::{T3, ZERO};
 use vmtrace_trampolines::riscv64::encode::{j, jalr, lui, split};
 use vmtrace_trampolines::riscv64::{Values, compile};
@@ -67,14 +68,16 @@ impl Way {
     }
 }
 
-/// The same program, which goes on at a run-time address in place of its end; `None` when that is
+/// The same program, which goes on at a run-time address in place of its ends; `None` when that is
 /// out of reach.
 fn going_on(code: vmtrace_trampolines::Code, to: u64) -> Option<Vec<u8>> {
     let vmtrace_trampolines::Code { mut bytes, endings, .. } = code;
-    let &ending = endings.first()?;
-    let behind = i32::try_from(bytes.len().checked_sub(ending)?).ok()?;
     let (upper, lower) = split(to.cast_signed())?;
-    bytes.get_mut(ending..ending + 4)?.copy_from_slice(&j(behind).to_le_bytes());
+    let len = bytes.len();
+    for ending in endings {
+        let behind = i32::try_from(len.checked_sub(ending)?).ok()?;
+        bytes.get_mut(ending..ending + 4)?.copy_from_slice(&j(behind).to_le_bytes());
+    }
     for word in [lui(T3, upper), jalr(ZERO, T3, lower)] {
         bytes.extend(word.to_le_bytes());
     }
@@ -177,6 +180,9 @@ pub(super) fn instructions([a, b, c, d, e, f, g, h]: [u8; site::LEN]) -> [u32; 2
     [[a, b, c, d], [e, f, g, h]].map(u32::from_le_bytes)
 }
 
+/// More than any function has in which a call is looked for, in bytes.
+const LONGEST: usize = 64 << 10;
+
 impl GuestCode for Code {
     fn allow(&mut self, readable: Readable) {
         self.values.readable = readable;
@@ -184,6 +190,19 @@ impl GuestCode for Code {
 
     fn follow(&mut self, family: u64) {
         self.values.followed = Some(family);
+    }
+
+    fn notes_strangers(&self, kernel: &Kernel, (caller, callee): (&str, &str)) -> bool {
+        let symbols = kernel.symbols();
+        let (Some(start), Some(callee)) = (symbols.address(caller), symbols.address(callee)) else {
+            return false;
+        };
+        let body = kernel.code(start, LONGEST).unwrap_or_default();
+        calls::calls(start, body).iter().any(|call| call.target == callee)
+    }
+
+    fn note_strangers(&mut self, strangers: Strangers) {
+        self.values.strangers = Some(strangers);
     }
 
     fn add(

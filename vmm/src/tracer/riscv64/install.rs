@@ -46,6 +46,7 @@ pub(super) fn install(
         slide: image.runtime(0),
         readable: Readable::default(),
         followed: None,
+        strangers: None,
         context: context.state,
     };
     let caller = image.runtime(symbol("ftrace_caller")?);

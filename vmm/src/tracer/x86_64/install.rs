@@ -26,6 +26,7 @@ use crate::tracer::view::{View, word};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use vm_memory::Bytes;
+use vmtrace_trampolines::family::Strangers;
 use vmtrace_trampolines::x86_64::{self as compiler, Values};
 use vmtrace_trampolines::{self as program, Overflow, Program, Readable};
 
@@ -272,6 +273,12 @@ impl GuestCode for Code {
     fn follow(&mut self, family: u64) {
         self.values.followed = Some(family);
     }
+
+    fn notes_strangers(&self, _: &Kernel, _: (&str, &str)) -> bool {
+        false
+    }
+
+    fn note_strangers(&mut self, _: Strangers) {}
 
     fn add(
         &mut self,
