@@ -7,10 +7,8 @@
 
 mod common;
 
-use common::arch::{
-    ADDRESSINGS, ARGUMENTS, Addressing, FAULT, FAULT_SIGNAL, REPETITIONS, Registers, handler,
-    instructions, patch,
-};
+use common::arch::{ADDRESSINGS, ARGUMENTS, Addressing, REPETITIONS, Registers, instructions};
+use common::fault::Fault;
 use common::{FakeGuest, entry_program};
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -22,11 +20,9 @@ struct Scene {
     guest: FakeGuest,
     /// Bytes of a record.
     size: usize,
-    /// What is to be put back, and where.
-    instruction: Option<(u64, Vec<u8>)>,
+    fault: Fault,
     nested: u64,
     hits: u64,
-    interruptions: u64,
     /// Records with a later time than one behind them.
     late: u64,
 }
@@ -50,9 +46,7 @@ extern "C" fn interrupt(_: i32) {
     // A fault that is not one of ours would come again for ever.
     SCENE.with_borrow_mut(|scene| {
         let Some(scene) = scene else { std::process::abort() };
-        let Some((address, bytes)) = scene.instruction.take() else { std::process::abort() };
-        patch(scene.guest.code(address), &bytes);
-        scene.interruptions += 1;
+        scene.fault.meet(&scene.guest);
         for _ in 0..scene.nested {
             hit(&scene.guest, 1, scene.hits);
             scene.hits += 1;
@@ -111,28 +105,23 @@ fn run(overflow: Overflow, addressing: Addressing) {
     let guest = FakeGuest::with(1, chunks * CHUNK_SIZE as u64, addressing, overflow, &programs);
     guest.call_from(1, 1);
     guest.set_current(0, 1);
-    let start = guest.program(0);
-    let len = usize::try_from(guest.program(1) - start).unwrap();
-    // SAFETY: this is the program's code.
-    let code = unsafe { std::slice::from_raw_parts(guest.code(start), len) }.to_vec();
+    let (start, code) = Fault::code_of(&guest, 0);
     let mut tail = guest.ring(0).start();
     let mut drained = 0;
     let size = program.size();
     let in_chunk = (CHUNK_SIZE / size) as u64;
-    let mut scene =
-        Scene { guest, size, instruction: None, nested: 0, hits: 0, interruptions: 0, late: 0 };
+    let fault = Fault::default();
+    let mut scene = Scene { guest, size, fault, nested: 0, hits: 0, late: 0 };
     for (offset, len) in instructions(&code) {
         // The ring goes round more than twice; more than a chunk is used up; one.
         'nested: for nested in [chunks * in_chunk * 2 + 70, in_chunk + 3, 1] {
             let when = format!("{overflow:?} {addressing:?} at {offset:#x}, {nested}");
             scene.nested = nested;
             let address = start + offset as u64;
-            let faults = &FAULT[..len.min(FAULT.len())];
             // Where a chunk begins all paths are taken sooner or later.
             for repetition in 0..REPETITIONS {
-                let before = scene.interruptions;
-                scene.instruction = Some((address, code[offset..offset + faults.len()].to_vec()));
-                patch(scene.guest.code(address), faults);
+                let before = scene.fault.met;
+                scene.fault.put(&scene.guest, address, &code[offset..offset + len]);
                 SCENE.set(Some(scene));
                 let mut count = 0;
                 // Until it is interrupted, or for long enough to know that it never will be.
@@ -144,25 +133,22 @@ fn run(overflow: Overflow, addressing: Addressing) {
                     });
                     common::arch::call(function, &mut registers(serial));
                     count += 1;
-                    let done =
-                        SCENE.with_borrow(|scene| scene.as_ref().unwrap().instruction.is_none());
+                    let done = SCENE.with_borrow(|scene| !scene.as_ref().unwrap().fault.waits());
                     if done || count > (chunks + 1) * in_chunk {
                         break;
                     }
                 }
                 scene = SCENE.take().unwrap();
-                if let Some((address, bytes)) = scene.instruction.take() {
-                    patch(scene.guest.code(address), &bytes);
-                }
+                scene.fault.take_back(&scene.guest);
                 check(&mut scene, &mut tail, &mut drained, &when);
-                if scene.interruptions == before && repetition == 0 {
+                if scene.fault.met == before && repetition == 0 {
                     break 'nested;
                 }
             }
         }
     }
-    println!("{} interruptions, {} hits", scene.interruptions, scene.hits);
-    assert!(scene.interruptions > 100, "the test did not test");
+    println!("{} interruptions, {} hits", scene.fault.met, scene.hits);
+    assert!(scene.fault.met > 100, "the test did not test");
     assert_eq!(scene.late > 0, overflow == Overflow::Drop, "no clock was read late");
     // Nothing has leaked: all chunks are used in every round.
     if overflow == Overflow::Overwrite {
@@ -184,12 +170,7 @@ fn run(overflow: Overflow, addressing: Addressing) {
 // told from a bug of the guest.
 #[test]
 fn whatever_comes_between_two_instructions_nothing_is_lost_or_mixed() {
-    // SAFETY: the handler runs while programs do, in this thread, which holds nothing it needs.
-    unsafe {
-        let mut action: libc::sigaction = core::mem::zeroed();
-        action.sa_sigaction = handler(interrupt);
-        libc::sigaction(FAULT_SIGNAL, &raw const action, core::ptr::null_mut());
-    }
+    Fault::handle(interrupt);
     for overflow in [Overflow::Drop, Overflow::Overwrite] {
         for addressing in ADDRESSINGS {
             run(overflow, addressing);

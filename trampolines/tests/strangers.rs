@@ -6,9 +6,9 @@
 mod common;
 
 use common::arch::{
-    ADDRESSINGS, ARGUMENTS, FAULT, FAULT_SIGNAL, Registers, STACK, call, free, handler,
-    instructions, know_strangers, patch,
+    ADDRESSINGS, ARGUMENTS, Registers, STACK, call, free, instructions, know_strangers,
 };
+use common::fault::Fault;
 use common::{FakeGuest, NAME, PID, Random, entry_program, followed, words};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::cell::RefCell;
@@ -240,9 +240,8 @@ fn compare(before: &Registers, after: &Registers, point: Point) {
 struct Scene {
     guest: FakeGuest,
     task: u64,
-    instruction: Option<(u64, Vec<u8>)>,
+    fault: Fault,
     joins: bool,
-    interruptions: u64,
 }
 
 thread_local! {
@@ -253,9 +252,7 @@ extern "C" fn interrupt(_: i32) {
     // A fault that is not one of ours would come again for ever.
     SCENE.with_borrow_mut(|scene| {
         let Some(scene) = scene else { std::process::abort() };
-        let Some((address, bytes)) = scene.instruction.take() else { std::process::abort() };
-        patch(scene.guest.code(address), &bytes);
-        scene.interruptions += 1;
+        scene.fault.meet(&scene.guest);
         // The task is made one that is meant, in an interrupt as by any other CPU; or only called.
         if scene.joins {
             run(&scene.guest, JOINS, [scene.task, 0]);
@@ -268,24 +265,16 @@ extern "C" fn interrupt(_: i32) {
 // What is interrupted between its look and its note would note what is not true any more.
 #[test]
 fn whatever_comes_between_two_instructions_no_task_is_noted_wrongly() {
-    // SAFETY: the handler runs while programs do, in this thread, which holds nothing it needs.
-    unsafe {
-        let mut action: libc::sigaction = core::mem::zeroed();
-        action.sa_sigaction = handler(interrupt);
-        libc::sigaction(FAULT_SIGNAL, &raw const action, core::ptr::null_mut());
-    }
+    Fault::handle(interrupt);
     let pid = 2001;
     let members = members(1);
     let guest = guest(&members, members.clone(), Point::Entry);
     let task = guest.set_current(0, pid);
     guest.set_name(task, padded(b"nobody"));
     open().store(1, Ordering::Relaxed);
-    let start = guest.program(0);
-    let len = usize::try_from(guest.program(1) - start).unwrap();
-    // SAFETY: this is the program's code.
-    let code = unsafe { std::slice::from_raw_parts(guest.code(start), len) }.to_vec();
+    let (start, code) = Fault::code_of(&guest, 0);
     let mut tail = guest.ring(0).start();
-    let mut scene = Scene { guest, task, instruction: None, joins: true, interruptions: 0 };
+    let mut scene = Scene { guest, task, fault: Fault::default(), joins: true };
     let mut noted = 0;
     for (offset, len) in instructions(&code) {
         for (joins, fresh) in [(true, true), (true, false), (false, true), (false, false)] {
@@ -299,16 +288,12 @@ fn whatever_comes_between_two_instructions_no_task_is_noted_wrongly() {
             assert_eq!(recorded(&scene.guest, &mut tail), 0);
             let address = start + offset as u64;
             scene.joins = joins;
-            scene.instruction = Some((address, code[offset..offset + len].to_vec()));
-            patch(scene.guest.code(address), &FAULT[..len]);
+            scene.fault.put(&scene.guest, address, &code[offset..offset + len]);
             SCENE.set(Some(scene));
             let function = SCENE.with_borrow(|scene| scene.as_ref().unwrap().guest.site(SITE));
             call(function, &mut common::registers(0));
             scene = SCENE.take().unwrap();
-            let met = scene.instruction.take().is_none_or(|(address, bytes)| {
-                patch(scene.guest.code(address), &bytes);
-                false
-            });
+            let met = !scene.fault.take_back(&scene.guest);
             recorded(&scene.guest, &mut tail);
             run(&scene.guest, SITE, [0, 0]);
             let found = recorded(&scene.guest, &mut tail);
@@ -318,7 +303,7 @@ fn whatever_comes_between_two_instructions_no_task_is_noted_wrongly() {
             noted += 1;
         }
     }
-    assert!(scene.interruptions > 60 && noted > 60, "{} {noted}", scene.interruptions);
+    assert!(scene.fault.met > 60 && noted > 60, "{} {noted}", scene.fault.met);
 }
 
 // The same by another CPU at any time: who has been made one that is meant, and knows it, is recorded.

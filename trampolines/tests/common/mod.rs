@@ -14,6 +14,7 @@ use vmtrace_trampolines::{Code, Field, Overflow, Point, Program, Readable};
 #[cfg_attr(target_arch = "riscv64", path = "riscv64.rs")]
 pub(crate) mod arch;
 
+pub(crate) mod fault;
 pub(crate) mod stress;
 
 use arch::Addressing;

@@ -151,10 +151,6 @@ impl Format {
         fields: &[u64],
         place: &Place,
     ) {
-        if let Some((Shape::Entry, tracer)) = self.shape() {
-            let entry = EntryRecord::new(time, place.function, record.caller, record.pid);
-            return batch.push(entry.of_tracer(tracer));
-        }
         let field = |index: Option<usize>| fields.get(index?).copied();
         let sp = field(self.stack).map(|sp| sp.wrapping_add(self.bias));
         let context = self.context(fields, Meaning::context);

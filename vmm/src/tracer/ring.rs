@@ -4,6 +4,7 @@ pub mod rest;
 
 use super::annex::{Layout, Memory};
 use super::raw::{RawBatch, RawRecord};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use vm_memory::{Bytes, VolatileMemory, VolatileSlice};
@@ -284,11 +285,11 @@ impl RingReader {
     /// Takes published records of the chunk of `tail`, as far as `stop`, until it is used up or
     /// `out` is full. Whether that is so: else there is one that is not finished, or damage.
     fn take(&mut self, memory: &VolatileSlice<'_>, stop: u64, out: &mut RawBatch) -> bool {
-        const WORDS: usize = CHUNK_SIZE / 8;
+        const PLAIN: usize = COMMON_SIZE / 8;
+        const FRAME: usize = PLAIN + 1;
         let start = self.tail - self.tail % CHUNK_SIZE as u64;
         let at = self.at(self.ring.offset(start));
         let Ok(chunk) = memory.subslice(at, CHUNK_SIZE) else { return false };
-        let Ok(words) = chunk.get_array_ref::<u64>(0, WORDS) else { return false };
         let mut tail = self.tail;
         let before = out.records.len();
         let done = loop {
@@ -309,45 +310,37 @@ impl RingReader {
                 self.damaged(tail);
                 break false;
             }
-            // Most records have as many fields as the one before.
-            let run = match size - COMMON_SIZE {
-                0 => Self::take_run::<0>,
-                8 => Self::take_run::<1>,
-                _ => Self::take_run::<2>,
+            let bottom = usize::try_from(stop - start).unwrap_or(0) / 8;
+            let mut run = |words| self.take_run(&chunk, words, bottom..end, out);
+            // Compiled for lengths that are known: those of entries, and of calls with their stack pointer.
+            let left = match size / 8 {
+                PLAIN => run(PLAIN),
+                FRAME => run(FRAME),
+                words => run(words),
             };
-            let least = usize::try_from(stop - start).unwrap_or(0) / 8;
-            let left = run(self, &chunk, least, end, out);
-            if left < end {
-                tail = start + 8 * left as u64;
-                continue;
+            if left == end {
+                // The guest has changed what it says of itself.
+                break false;
             }
-            let load = |below: usize| u64::from_le(words.load(end - below));
-            let mut record = RawRecord::new([load(4), load(3), load(2), word]);
-            if size > COMMON_SIZE {
-                record.extra = u32::try_from(out.extra.len()).unwrap_or(u32::MAX);
-                // In memory the last field comes first.
-                out.extra.extend((COMMON_SIZE / 8 + 1..=size / 8).map(load));
-            }
-            out.records.push(record);
-            tail -= size as u64;
+            tail = start + 8 * left as u64;
         };
         self.tail = tail;
         self.totals.records += (out.records.len() - before) as u64;
         done
     }
 
-    /// Takes published records with so many fields that end at word `end` of a chunk and below it, not those of
-    /// others and none that goes below word `stop`: where each ends is known without a look into the one before,
-    /// so that the processor need not wait for that. Returns where the last one begins.
-    fn take_run<const FIELDS: usize>(
+    /// Takes published records of so many words, one after the other from the end of a range of words of the chunk
+    /// down to its start, up to one that is not of as many. Most are: so where each ends is known without a look into
+    /// the one before, for which the processor would have to wait. Returns where the last one begins.
+    #[inline(always)]
+    fn take_run(
         &self,
         chunk: &VolatileSlice<'_>,
-        stop: usize,
-        mut end: usize,
+        size: usize,
+        Range { start: stop, mut end }: Range<usize>,
         out: &mut RawBatch,
     ) -> usize {
         const COMMON: usize = COMMON_SIZE / 8;
-        let size = COMMON + FIELDS;
         let Ok(words) = chunk.get_array_ref::<u64>(0, CHUNK_SIZE / 8) else { return end };
         let info = Info::new(size * 8, 0, 1, Info::DRAINED).0;
         let spent = usize::try_from(self.ring.spent()).unwrap_or(0).div_ceil(8);
@@ -362,7 +355,7 @@ impl RingReader {
             }
             let load = |below: usize| u64::from_le(words.load(end - below));
             let mut record = RawRecord::new([load(4), load(3), load(2), word]);
-            if FIELDS > 0 {
+            if size > COMMON {
                 record.extra = u32::try_from(out.extra.len()).unwrap_or(u32::MAX);
                 // In memory the last field comes first.
                 (COMMON + 1..=size).for_each(|below| out.extra.push(load(below)));

@@ -23,8 +23,8 @@ pub(super) enum Last {
     All,
 }
 
-/// What the stream has been told already.
-struct Known<'a> {
+/// What is needed of records of which there is nothing else to tell.
+struct Usual<'a> {
     functions: &'a Functions,
     tasks: &'a TaskNames,
     /// See [`Programs::stack_biases`](crate::relay::programs::Programs::stack_biases).
@@ -35,7 +35,7 @@ struct Known<'a> {
     before: u64,
 }
 
-impl Known<'_> {
+impl Usual<'_> {
     /// Writes the first of these records of which there is nothing else to tell, and to which nothing is
     /// unusual. How many.
     fn write(&self, records: &[RawRecord], order: &mut Order, batch: &mut RecordBuffer) -> usize {
@@ -101,23 +101,16 @@ impl Drain {
         };
         let mut next = 0;
         loop {
-            {
-                // An exit of the same time comes before.
-                let before = if has_exits { self.exits.next_ticks(vcpu) } else { None };
-                let Self { raw, functions, tasks, programs, batch, .. } = self;
-                let records = raw.records.get(next..).unwrap_or_default();
-                let known = Known {
-                    functions,
-                    tasks,
-                    biases: programs.stack_biases(),
-                    fields: &raw.extra,
-                    before: before.unwrap_or(u64::MAX),
-                };
-                let first = records.first().map(|record| record.timestamp.max(order.last()));
-                let count = known.write(records, order, batch);
-                earliest = earliest.or(first.filter(|_| count > 0));
-                next += count;
-            }
+            // An exit of the same time comes before.
+            let before = self.exits.next_ticks(vcpu).unwrap_or(u64::MAX);
+            let Self { raw, functions, tasks, programs, batch, .. } = self;
+            let biases = programs.stack_biases();
+            let usual = Usual { functions, tasks, biases, fields: &raw.extra, before };
+            let records = raw.records.get(next..).unwrap_or_default();
+            let first = records.first().map(|record| record.timestamp.max(order.last()));
+            let count = usual.write(records, order, batch);
+            earliest = earliest.or(first.filter(|_| count > 0));
+            next += count;
             let record = self.raw.records.get(next);
             next += 1;
             let until = record.map_or(last, |record| record.timestamp);
