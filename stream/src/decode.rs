@@ -196,19 +196,30 @@ impl Decoder {
         Some(Apart { kind, flags, payload: payload.into() })
     }
 
+    /// Whether the end frame was given, so that no more bytes may come.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.state == State::Ended
+    }
+
     /// To be called when no more bytes come.
     ///
     /// # Errors
-    /// When the end frame was not reached.
+    /// When the end frame was not reached, or bytes came after it.
     pub fn finish(&self) -> Result<(), StreamError> {
+        let rest = u64::try_from(self.pending.len() + self.outside).unwrap_or(0);
         let place = match (self.state, self.pending.is_empty()) {
-            (State::Ended | State::Failed, _) => return Ok(()),
+            (State::Ended, true) | (State::Failed, _) => return Ok(()),
+            (State::Ended, false) => {
+                let bytes = &self.buffer[self.pending.clone()];
+                let another = bytes.starts_with(&MAGIC);
+                return Err(StreamError::Followed { offset: self.place, another });
+            }
             (State::Prologue, true) => "since it is empty",
             (State::Prologue, false) => "inside the first 16 bytes",
             (_, true) => "between two frames, before the end frame",
             (_, false) => "inside a frame",
         };
-        let rest = u64::try_from(self.pending.len() + self.outside).unwrap_or(0);
         Err(StreamError::Torn { offset: self.place + rest, place })
     }
 

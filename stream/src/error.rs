@@ -51,6 +51,18 @@ pub enum StreamError {
         /// Between or inside which part.
         place: &'static str,
     },
+    /// Bytes come after its end frame.
+    #[error(
+        "the stream ends at byte {offset}, but {} there, which was not read; {}",
+        if *.another { "another one begins" } else { "something else follows" },
+        Remedy::Apart(*.offset)
+    )]
+    Followed {
+        /// Where the stream ends.
+        offset: u64,
+        /// Whether what follows begins as a stream does.
+        another: bool,
+    },
     /// Bytes are not what was written.
     #[error("damaged stream at byte {offset}: {cause}; {remedy}")]
     Damaged {
@@ -74,6 +86,8 @@ pub enum Remedy {
     Feature,
     /// The writer or the transport stopped early.
     Torn,
+    /// Files were put one behind the other; the first has so many bytes.
+    Apart(u64),
     /// The bytes changed on their way.
     Copy,
     /// The writer broke the rules.
@@ -89,6 +103,14 @@ impl fmt::Display for Remedy {
             Self::Torn => {
                 "everything before it is intact: the writer was killed, still writes, or the disk \
                  was full"
+            }
+            Self::Apart(length) => {
+                let next = length.saturating_add(1);
+                return write!(
+                    f,
+                    "everything before it is intact: give each one by itself, as `head -c {length}` \
+                     and `tail -c +{next}` tell them apart"
+                );
             }
             Self::Copy => "everything before it is intact: copy or transfer the rest again",
             Self::Writer => "everything before it is intact: please report this with the file",

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::sample;
 use super::values_tests::format;
-use super::wire::{FrameHead, HEAD, Prologue};
+use super::wire::{FrameHead, HEAD, MAGIC, Prologue};
 use super::*;
 
 /// One call of a writer.
@@ -431,6 +431,15 @@ pub(super) fn check_cuts(stream: &[u8]) {
         assert_eq!(offset, end as u64);
     }
     assert!(read(stream).is_ok());
+    for more in 1..=stream.len() {
+        let mut decoder = Decoder::new();
+        decoder.feed(stream);
+        decoder.feed(&stream[..more]);
+        while decoder.advance().expect("a stream") == Progress::Frame {}
+        let followed = decoder.finish().expect_err("more bytes");
+        let StreamError::Followed { offset, another } = followed else { panic!("{followed}") };
+        assert_eq!((offset, another), (stream.len() as u64, more >= MAGIC.len()));
+    }
 }
 
 #[test]

@@ -234,6 +234,21 @@ fn says_what_is_wrong_with_a_file() {
     let errors = String::from_utf8_lossy(&torn.stderr);
     assert!(errors.contains("torn stream: it stops at byte"), "{errors}");
 
+    // The second of two files in one is not passed over in silence.
+    for (first, rest, what) in [
+        (stream.clone(), stream.repeat(3), "another one begins there"),
+        (sample::compressed(&stream), stream.clone(), "another one begins there"),
+        (stream.clone(), b"vmtrace".to_vec(), "something else follows there"),
+    ] {
+        let joined = [&*first, &*rest].concat();
+        let output = report(&joined, &[]);
+        let whole = report(&first, &[]);
+        assert_eq!((output.status.code(), output.stdout), (Some(1), whole.stdout));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let expected = format!("the stream ends at byte {}, but {what}", first.len());
+        assert!(errors.contains(&expected), "{errors}");
+    }
+
     let stream = sample::compressed(&stream);
     let torn = report(&stream[..stream.len() / 2], &[]);
     assert_eq!(torn.status.code(), Some(1));

@@ -193,8 +193,8 @@ impl Front {
     /// Takes all that there is to read.
     ///
     /// # Errors
-    /// When the source fails, the stream is damaged or torn, or what is behind fails. All that is
-    /// whole has been told in any case, unless the last is why.
+    /// When the source fails, the stream is damaged, torn or followed by something, or what is behind
+    /// fails. All that is whole has been told in any case, unless the last is why.
     pub(super) fn play_all(
         &mut self,
         source: &mut impl Read,
@@ -204,6 +204,10 @@ impl Front {
             match self.decoder.read(source, CHUNK) {
                 Ok(0) => break Ok(()),
                 Ok(_) => match self.decode(behind) {
+                    // What follows the end is not read: it may be as long as it likes.
+                    Ok(()) if self.decoder.has_ended() && self.decoder.finish().is_err() => {
+                        break Ok(());
+                    }
                     Ok(()) => {}
                     Err(error @ (PlayError::Output(_) | PlayError::Absent(_))) => {
                         return Err(error);
