@@ -1,10 +1,12 @@
 //! Apache Parquet: a row for each call and for each event of other kinds, in one file or in
-//! directories by vCPU. The columns are in [`table`], the files in [`parts`].
+//! directories by vCPU. The columns are in [`table`], row groups in [`group`], the files in
+//! [`parts`].
 //!
 //! Events arrive ordered by the time of returns, but readers search rows by the time of entries. So
 //! each row group is sorted by the time of entries, and calls that began before their group are in
 //! separate groups. By the statistics of the other groups readers can tell which to skip.
 
+mod group;
 mod parts;
 mod table;
 

@@ -14,7 +14,8 @@ use parquet::schema::types::{ColumnPath, TypePtr};
 use rustc_hash::FxHashMap;
 use serde_json::json;
 
-use super::table::{self, Group, Labels, Row, START, START_INDEX, Style, Texts};
+use super::group::{Group, Uniform};
+use super::table::{self, Labels, Row, START, START_INDEX, Style, Texts};
 use crate::convert::calls::Tracers;
 use crate::convert::ground::Names;
 use crate::stream::{Header, Summary};
@@ -43,6 +44,7 @@ pub(super) struct Parts {
     /// By vCPU in directories (less than zero: of none), else only zero.
     parts: FxHashMap<i64, Part>,
     labels: Labels,
+    uniform: Uniform,
     about: Vec<(&'static str, String)>,
     held: usize,
 }
@@ -73,8 +75,14 @@ impl Parts {
     }
 
     fn of(place: Place) -> Self {
-        let (parts, labels) = (FxHashMap::default(), Labels::new());
-        Self { place, parts, labels, about: Vec::new(), held: 0 }
+        Self {
+            place,
+            parts: FxHashMap::default(),
+            labels: Labels::new(),
+            uniform: Uniform::default(),
+            about: Vec::new(),
+            held: 0,
+        }
     }
 
     /// What all files say of the trace.
@@ -131,7 +139,7 @@ impl Parts {
         let Some(out) = &mut part.out else { return Ok(()) };
         let group = if long { &mut part.long } else { &mut part.next };
         self.held = self.held.saturating_sub(group.bytes());
-        group.write(out, &self.labels, is_file)?;
+        group.write(out, &self.labels, is_file, &self.uniform)?;
         if !long {
             part.since = part.until;
         }
