@@ -221,8 +221,16 @@ fn prints_counts() {
     let json = report(&stream, &["--format", "json", "--cpu", "0", "-f", "ext4_*"]);
     let expected = r#"{"event":"count","function":"ext4_open","module":"ext4","tracer":"calls","cpu":0,"hits":9}"#;
     assert!(String::from_utf8_lossy(&json.stdout).contains(&format!("\n{expected}\n")));
-    let stats = report(&stream, &["--stats"]);
-    assert!(String::from_utf8_lossy(&stats.stdout).contains("\n      1000   98.3%  vfs_read\n"));
+    let stats = |options: &[&str]| {
+        String::from_utf8(report(&stream, &[&["--stats"], options].concat()).stdout).expect("UTF-8")
+    };
+    assert!(stats(&[]).contains("\n      1000   98.3%  vfs_read\n"));
+    // Who was traced by two tracers was called once.
+    let note = "\n# of several tracers: ";
+    assert!(stats(&[]).contains(note) && !stats(&["--tracer", "calls"]).contains(note));
+    for table in ["--stats", "--summary"] {
+        assert_eq!(report(&stream, &[table, "--format", "json"]).status.code(), Some(2), "{table}");
+    }
 }
 
 #[test]

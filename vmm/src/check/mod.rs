@@ -71,6 +71,8 @@ pub struct Check {
     stops: Stops,
     coverage: Coverage,
     doubles: Doubles,
+    /// Calls that were left unseen, by rule and frame: what shows it is the event that comes next.
+    left: Vec<(usize, u64)>,
     /// Functions that were counted, of rules to which it matters when calls were.
     timeless: HashMap<usize, Box<str>>,
     /// Calls so far.
@@ -117,6 +119,7 @@ impl Check {
             stops: Stops::default(),
             coverage: Coverage::default(),
             doubles: Doubles::default(),
+            left: Vec::new(),
             timeless: HashMap::new(),
             calls: 0,
             now: 0,
@@ -136,6 +139,7 @@ impl Check {
     /// were played behind later ones.
     #[must_use]
     pub fn finish(mut self, late: u64) -> Vec<Outcome> {
+        self.settle();
         self.losses.late = late;
         self.losses.torn = self.torn;
         self.coverage.finish();
@@ -247,10 +251,15 @@ impl Check {
     }
 
     fn unfinished(&mut self, unfinished: &Unfinished<'_>) {
-        for (index, _) in self.uses(&unfinished.function) {
+        let uses = self.uses(&unfinished.function);
+        self.left.extend(uses.into_iter().map(|(index, _)| (index, unfinished.place.frame)));
+    }
+
+    /// Calls that were left unseen have ended by now, nobody knows when.
+    fn settle(&mut self) {
+        for (index, frame) in self.left.drain(..) {
             if let Some((rule, state)) = self.rules.get_mut(index) {
-                let frame = Some(unfinished.place.frame);
-                state.returned(&rule.kind, &self.header, self.now, frame, None, String::new);
+                state.returned(&rule.kind, &self.header, self.now, Some(frame), None, String::new);
             }
         }
     }
@@ -264,6 +273,7 @@ impl Check {
     /// A record of a vCPU.
     fn pass(&mut self, vcpu: u32, ticks: u64) {
         self.now = self.now.max(ticks);
+        self.settle();
         self.losses.record(vcpu, ticks);
     }
 }

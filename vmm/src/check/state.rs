@@ -46,7 +46,8 @@ pub(super) struct Max {
     open: HashMap<u64, u64>,
     /// Those whose returns were not traced.
     plain: u64,
-    longest: u64,
+    /// Of those whose time is known.
+    longest: Option<u64>,
     /// Those that took too long, and the longest of them.
     over: u64,
     worst: Option<(u64, String)>,
@@ -353,7 +354,7 @@ impl Max {
         let most = began.map(|began| header.duration_ns(ticks.saturating_sub(began)));
         match took {
             Some(took) => {
-                self.longest = self.longest.max(took);
+                self.longest = self.longest.max(Some(took));
                 if took > limit {
                     self.over += 1;
                     if self.worst.as_ref().is_none_or(|(worst, _)| took > *worst) {
@@ -391,15 +392,14 @@ impl Max {
             );
             return (Verdict::Undecided, text);
         }
+        let longest = match self.longest {
+            Some(longest) => format!("the longest took {}", duration(longest)),
+            None => "none too long".to_owned(),
+        };
         match why {
-            Some(why) => {
-                let longest = duration(self.longest);
-                (Verdict::Undecided, format!("{calls}, the longest of {longest}, but {why}"))
-            }
+            Some(why) => (Verdict::Undecided, format!("{calls}, {longest}, but {why}")),
             None if self.calls == 0 => (Verdict::Passed, "not called".to_owned()),
-            None => {
-                (Verdict::Passed, format!("{calls}, the longest took {}", duration(self.longest)))
-            }
+            None => (Verdict::Passed, format!("{calls}, {longest}")),
         }
     }
 }

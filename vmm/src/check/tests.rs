@@ -305,6 +305,13 @@ fn calls_take_no_longer_than_they_may() {
     // Its end was not seen: it took no longer than to the end of the trace.
     assert_eq!(check(Script::new().graph(1, None, READ).call(1, 6, START)), "p");
     assert_eq!(check(Script::new().graph(1, None, READ).call(1, 7, START)), "u");
+    // What shows that it has ended may come late: another of this stack, and not what was before that.
+    let mut script = Script::new();
+    script.graph(1, None, READ).call(1, 3, START).graph(100, Some(101), READ);
+    assert_eq!(check(&mut script), "u");
+    let mut script = Script::new();
+    let outcomes = script.graph(1, None, READ).graph(4, None, START).all().check(rule);
+    assert_eq!((&*letters(&outcomes), &*outcomes[0].detail), ("p", "1 call, none too long"));
     // A loss makes a duration uncertain.
     let lossy = |end: u64| {
         let mut script = Script::new();

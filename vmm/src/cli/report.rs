@@ -68,10 +68,10 @@ pub struct Args {
     #[command(flatten)]
     view: View,
     /// Print only the closing summary.
-    #[arg(long, conflicts_with_all = ["stats", "filter"], help_heading = TABLES)]
+    #[arg(long, conflicts_with_all = ["stats", "filter", "format"], help_heading = TABLES)]
     summary: bool,
     /// Print how often each function was entered, the most frequent first.
-    #[arg(long, help_heading = TABLES)]
+    #[arg(long, conflicts_with = "format", help_heading = TABLES)]
     stats: bool,
     /// Print where the time goes: for each function self and total time, calls and percentiles.
     #[arg(long, conflicts_with_all = ["stats", "summary", "format", "graph", "min_duration"], help_heading = TABLES)]

@@ -19,6 +19,35 @@ pub struct Stats<W> {
     total: u64,
     others: u64,
     lost: u64,
+    several: Several,
+}
+
+/// Whether calls are of more than one tracer.
+#[derive(Debug, Default)]
+pub(super) struct Several {
+    first: Option<Box<str>>,
+    more: bool,
+}
+
+impl Several {
+    /// A call is of this tracer.
+    pub(super) fn see(&mut self, tracer: Option<&str>) {
+        let Some(tracer) = tracer.filter(|_| !self.more) else { return };
+        match &self.first {
+            Some(first) => self.more = **first != *tracer,
+            None => self.first = Some(tracer.into()),
+        }
+    }
+
+    /// Says so.
+    pub(super) fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        if self.more {
+            let what =
+                "# of several tracers: a call that more than one saw is there for each; --tracer";
+            writeln!(out, "{what} shows those of one")?;
+        }
+        Ok(())
+    }
 }
 
 #[derive(Debug)]
@@ -30,10 +59,12 @@ struct Count {
 impl<W: Write> Stats<W> {
     /// Statistics to `out`, when the stream has ended.
     pub fn new(out: W) -> Self {
-        Self { out, counts: FxHashMap::default(), total: 0, others: 0, lost: 0 }
+        let several = Several::default();
+        Self { out, counts: FxHashMap::default(), total: 0, others: 0, lost: 0, several }
     }
 
-    fn add(&mut self, function: &Name<'_>, entries: u64) {
+    fn add(&mut self, tracer: Option<&str>, function: &Name<'_>, entries: u64) {
+        self.several.see(tracer);
         self.total = self.total.saturating_add(entries);
         if self.counts.len() >= FUNCTIONS && !self.counts.contains_key(&function.address) {
             self.others = self.others.saturating_add(entries);
@@ -52,9 +83,9 @@ impl<W: Write> Export for Stats<W> {
 
     fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
         match event {
-            Event::Entry(entry) => self.add(&entry.function, 1),
+            Event::Entry(entry) => self.add(entry.tracer, &entry.function, 1),
             // Of such a call there is no entry.
-            Event::Return(ret) if ret.whole => self.add(&ret.function, 1),
+            Event::Return(ret) if ret.whole => self.add(ret.tracer, &ret.function, 1),
             Event::Loss(loss) => self.lost = self.lost.saturating_add(loss.count),
             // Only entries are counted.
             _ => {}
@@ -65,19 +96,21 @@ impl<W: Write> Export for Stats<W> {
     fn counts(
         &mut self,
         _: u32,
-        _: Option<&str>,
+        tracer: Option<&str>,
         hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
     ) -> io::Result<()> {
-        hits.filter(|(_, hits)| *hits > 0).for_each(|(function, hits)| self.add(&function, hits));
+        let hits = hits.filter(|(_, hits)| *hits > 0);
+        hits.for_each(|(function, hits)| self.add(tracer, &function, hits));
         Ok(())
     }
 
     fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
-        let Self { out, counts, total, others, lost } = self;
+        let Self { out, counts, total, others, lost, several } = self;
         let mut counts: Vec<_> = counts.values().collect();
         counts.sort_by(|a, b| b.entries.cmp(&a.entries).then_with(|| a.name.cmp(&b.name)));
         let functions = counts.len();
         writeln!(out, "# {total} entries of {functions} functions, {lost} lost")?;
+        several.write(out)?;
         writeln!(out, "#  entries   share  function")?;
         for Count { name, entries } in counts {
             writeln!(out, "{entries:>10} {}  {name}", share(*entries, *total))?;

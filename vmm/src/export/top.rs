@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use crate::stream::{Header, Summary};
 
+use super::stats::Several;
 use super::times::{Function, Times};
 use super::{Event, Export, Name};
 
@@ -19,12 +20,13 @@ pub struct Top<W> {
     out: W,
     times: Times,
     lost: u64,
+    several: Several,
 }
 
 impl<W: Write> Top<W> {
     /// The list to `out`, when the stream has ended.
     pub fn new(out: W) -> Self {
-        Self { out, times: Times::default(), lost: 0 }
+        Self { out, times: Times::default(), lost: 0, several: Several::default() }
     }
 }
 
@@ -35,8 +37,14 @@ impl<W: Write> Export for Top<W> {
 
     fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
         match event {
-            Event::Entry(entry) => self.times.entry(entry),
-            Event::Return(ret) => self.times.ret(ret),
+            Event::Entry(entry) => {
+                self.several.see(entry.tracer);
+                self.times.entry(entry);
+            }
+            Event::Return(ret) => {
+                self.several.see(ret.tracer);
+                self.times.ret(ret);
+            }
             Event::Unfinished(unfinished) => self.times.unfinished(unfinished),
             Event::Loss(loss) => self.lost = self.lost.saturating_add(loss.count),
             Event::Tail(_) | Event::Tracepoint(_) | Event::Mark(_) => {}
@@ -47,16 +55,19 @@ impl<W: Write> Export for Top<W> {
     fn counts(
         &mut self,
         _: u32,
-        _: Option<&str>,
+        tracer: Option<&str>,
         hits: &mut dyn Iterator<Item = (Name<'_>, u64)>,
     ) -> io::Result<()> {
         let hits = hits.filter(|(_, hits)| *hits > 0);
-        hits.for_each(|(function, hits)| self.times.counted(&function, hits));
+        hits.for_each(|(function, hits)| {
+            self.several.see(tracer);
+            self.times.counted(&function, hits);
+        });
         Ok(())
     }
 
     fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
-        let Self { out, times, lost } = self;
+        let Self { out, times, lost, several } = self;
         let Times { functions, entries, others, .. } = times;
         let mut functions: Vec<_> = functions.values().collect();
         functions.sort_by(|a, b| {
@@ -68,6 +79,7 @@ impl<W: Write> Export for Top<W> {
             "# {entries} calls of {} functions, {lost} records lost; times in us",
             functions.len()
         )?;
+        several.write(out)?;
         writeln!(
             out,
             "#    self       total     calls     timed         p50         p90         p99         max  function"

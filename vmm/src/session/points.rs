@@ -5,15 +5,35 @@ use super::events::{TracedEvent, add_events, events};
 use super::mark;
 use super::tripwires::{Purpose, Tripwires};
 use super::vm::{Paused, Vm};
+use crate::analyze::latency::Kind;
+use crate::kernel::glob;
 use crate::kernel::preemptirq::{Switch, Switches};
 use crate::machine::TRAP_INSTRUCTION;
 use crate::serve::Answer;
 use crate::stream::MarkKind;
 use crate::tracer::{Attachment, Moment, PointSkip};
+use clap::ValueEnum;
 use std::time::Duration;
 
-/// Names of events that a mark has.
+/// Names of events that a mark has, unless latencies are made of more.
 const NAMED: usize = 20;
+
+/// What a mark says of events that are traced: those that latencies are made of are all named.
+fn told(held: &[String]) -> String {
+    let is_needed = |name: &&String| {
+        let mut all = Kind::value_variants().iter().flat_map(|kind| kind.events());
+        all.any(|of| glob::matches(of.pattern, name))
+    };
+    let (needed, others): (Vec<_>, Vec<_>) = held.iter().partition(is_needed);
+    let room = NAMED.saturating_sub(needed.len());
+    let named: Vec<_> =
+        needed.iter().chain(others.iter().take(room)).map(|it| it.as_str()).collect();
+    match held.len() - named.len() {
+        _ if held.is_empty() => "none".to_owned(),
+        0 => named.join(", "),
+        more => format!("{} and {more} more", named.join(", ")),
+    }
+}
 
 /// Lets vCPUs stop at these traps of [`Attachment::watch_tracepoints`].
 fn arm(tripwires: &mut Tripwires, paused: &Paused<'_>, attachment: &Attachment, traps: Vec<u64>) {
@@ -193,13 +213,7 @@ impl Controller {
         if held == self.events_told {
             return;
         }
-        let named: Vec<_> = held.iter().take(NAMED).map(String::as_str).collect();
-        let text = match held.len() {
-            0 => "none".to_owned(),
-            all if all > NAMED => format!("{} and {} more", named.join(", "), all - NAMED),
-            _ => named.join(", "),
-        };
-        relay.mark(mark(ticks, MarkKind::Events, Duration::ZERO, text));
+        relay.mark(mark(ticks, MarkKind::Events, Duration::ZERO, told(&held)));
         self.events_told = held;
     }
 
@@ -246,5 +260,23 @@ impl Controller {
             let name = event.map_or("a tracepoint", |event| &event.fields.name).to_owned();
             self.note(format!("{name} is not traced: {}", skip.reason));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // A reader that does not find an event of a latency there takes it for one that was not traced.
+    #[test]
+    fn what_latencies_are_made_of_is_named_of_however_many_events() {
+        let mut held: Vec<String> = (0..40).map(|n| format!("sched:other{n}")).collect();
+        assert_eq!(told(&held[..2]), "sched:other0, sched:other1");
+        assert_eq!(told(&[]), "none");
+        held.push("irq:softirq_exit".into());
+        held.push("sched:sched_switch".into());
+        let text = told(&held);
+        assert!(text.starts_with("irq:softirq_exit, sched:sched_switch, sched:other0, "), "{text}");
+        assert!(text.ends_with(", sched:other17 and 22 more"), "{text}");
     }
 }

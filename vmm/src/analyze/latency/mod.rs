@@ -313,10 +313,11 @@ impl Found {
 
     /// These events are traced, perhaps with others.
     fn traced(&mut self, names: &str) {
-        // Not all are named.
-        if names.ends_with(" more") {
-            self.missing.clear();
-        }
+        // Of many not all are named, but all that latencies are made of.
+        let names = match names.rsplit_once(" and ") {
+            Some((named, rest)) if rest.ends_with(" more") => named,
+            _ => names,
+        };
         self.missing.retain(|it| !names.split(", ").any(|name| glob::matches(it, name)));
     }
 

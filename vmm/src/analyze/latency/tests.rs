@@ -535,6 +535,10 @@ fn what_a_report_cannot_have_is_told() {
     assert!(text.contains("does not have irq:softirq_entry, irq:softirq_exit, and"), "{text}");
     let irq = "irq:irq_handler_entry, irq:irq_handler_exit, irq:softirq_entry, irq:softirq_exit";
     assert_eq!(lacks(&format!("sched:sched_switch, {irq}")), None);
+    // Of many events some are not named, but those would be.
+    let many = |names: &str| lacks(&format!("{names}, sched:sched_process_exit and 10 more"));
+    assert_eq!(many(&format!("sched:sched_switch, {irq}")), None);
+    assert!(many("sched:sched_switch").is_some_and(|text| text.contains("irq:softirq_entry")));
 }
 
 // An interrupt that came to the task for which another one has moved is as long as it was, and not one that was lost.
