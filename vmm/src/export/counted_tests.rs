@@ -115,6 +115,7 @@ fn statistics_of_functions_have_counted_calls() {
     let expected = "# 1017 entries of 3 functions, 0 lost\n#  entries   share  function\n      \
                     1000   98.3%  vfs_read\n";
     assert!(text.starts_with(expected), "{text}");
+    assert!(text.lines().last().is_some_and(|line| line.starts_with("# of several tracers: ")));
 }
 
 // A list of calls in which those that are only counted are missing would be taken for all of them.
@@ -126,6 +127,7 @@ fn the_list_of_times_has_counted_calls() {
     assert!(text.starts_with("# 1017 calls of 3 functions, 0 records lost;"), "{text}");
     let row: Vec<_> = text.lines().nth(2).expect("a row").split_whitespace().collect();
     assert_eq!(row, ["-", "-", "1000", "0", "-", "-", "-", "-", "vfs_read"]);
+    assert!(text.lines().last().is_some_and(|line| line.starts_with("# of several tracers: ")));
 }
 
 fn writer(vcpus: u32) -> Writer<Vec<u8>> {

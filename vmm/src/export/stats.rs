@@ -110,7 +110,6 @@ impl<W: Write> Export for Stats<W> {
         counts.sort_by(|a, b| b.entries.cmp(&a.entries).then_with(|| a.name.cmp(&b.name)));
         let functions = counts.len();
         writeln!(out, "# {total} entries of {functions} functions, {lost} lost")?;
-        several.write(out)?;
         writeln!(out, "#  entries   share  function")?;
         for Count { name, entries } in counts {
             writeln!(out, "{entries:>10} {}  {name}", share(*entries, *total))?;
@@ -118,6 +117,7 @@ impl<W: Write> Export for Stats<W> {
         if *others > 0 {
             writeln!(out, "{others:>10}         others")?;
         }
+        several.write(out)?;
         out.flush()
     }
 }

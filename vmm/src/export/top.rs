@@ -79,7 +79,6 @@ impl<W: Write> Export for Top<W> {
             "# {entries} calls of {} functions, {lost} records lost; times in us",
             functions.len()
         )?;
-        several.write(out)?;
         writeln!(
             out,
             "#    self       total     calls     timed         p50         p90         p99         max  function"
@@ -111,6 +110,7 @@ impl<W: Write> Export for Top<W> {
         if *others > 0 {
             writeln!(out, "{others:>31}  others")?;
         }
+        several.write(out)?;
         out.flush()
     }
 }
