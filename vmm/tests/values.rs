@@ -77,7 +77,7 @@ fn tasks_are_followed_in_every_kernel() {
         assert!(tracing.check_followed(Some(&all)).is_ok());
         let plan = Plan::of(&tracing, &[]);
         let follows = |part: &Part| match part.counts {
-            Some(Tally::Follow { own: false, inside, .. }) => {
+            Some(Tally::Follow { argument: Some(0), inside, .. }) => {
                 Some((inside, part.condition.clone()))
             }
             _ => None,
@@ -95,9 +95,9 @@ fn tasks_are_followed_in_every_kernel() {
         };
         // Who was named, and who is from now on; then all look at that task again.
         let [
-            Part { counts: Some(Tally::Follow { own: true, inside: true, .. }), .. },
+            Part { counts: Some(Tally::Follow { argument: None, inside: true, .. }), .. },
             Part {
-                counts: Some(Tally::Follow { own: false, inside: true, .. }),
+                counts: Some(Tally::Follow { argument: Some(0), inside: true, .. }),
                 condition: Some(renamed),
                 ..
             },

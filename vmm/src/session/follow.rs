@@ -95,8 +95,8 @@ impl Follow {
             counts: Some(counts),
             nested: None,
         };
-        let note = |condition: &Compiled, (own, inside)| {
-            part(Some(condition), Tally::Follow { own, pid: self.pid, inside })
+        let note = |condition: &Compiled, (argument, inside)| {
+            part(Some(condition), Tally::Follow { argument, pid: self.pid, inside })
         };
         // Numbers of processes come again: who is not followed has to be taken out.
         let mut begins = vec![note(&self.joins, (false, true)), note(&self.leaves, (false, false))];
