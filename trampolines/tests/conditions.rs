@@ -450,7 +450,7 @@ fn as_many_names_as_there_can_be_stand_beside_other_conditions() {
     ];
     let (mut yes, mut no) = (0, 0);
     for (round, one) in alone.iter().cycle().take(4 * alone.len()).enumerate() {
-        let equal = round / alone.len() % 2 == 0;
+        let equal = (round / alone.len()).is_multiple_of(2);
         let mut name = |at| {
             // One of them is what many are called.
             let len = if at == 40 { 1 } else { NAME.1 };
