@@ -60,10 +60,14 @@ impl Guests {
     /// others none, although their process ids and their memory are those of the first ones by turns.
     pub fn who_is_followed_is_told_to_the_call(&self, name: &str) {
         const ROUNDS: usize = 24;
-        // Executed under the name; with a script's name, which begins two others; and named by itself.
+        // Those from 300 on come several times each.
+        const PIDS: u64 = 340;
+        // Executed under the name; with a script's name, which begins two others; and named by itself. Processes that
+        // execute nothing; and a thread, of a process that is not followed, that executes something.
         let round = format!(
             "{WORKLOAD} getppid 30 0 & {WORKLOAD} getppid 30 1 & /tmp/named getppid 10 0 1; /tmp/other-name; \
-             sh -c 'echo -n named >/proc/self/comm; {WORKLOAD} getppid 5 1'; {WORKLOAD} getppid 20 0 1; wait; "
+             sh -c 'echo -n named >/proc/self/comm; {WORKLOAD} getppid 5 1'; {WORKLOAD} getppid 20 0 1; \
+             {WORKLOAD} forks 5 3 & /tmp/named forks 4 2; {WORKLOAD} executes named {WORKLOAD} getppid 3 0; wait; "
         );
         // The guest's own ftrace takes the sites by which tasks are noted, and gives them back.
         let own = "for it in wake_up_new_task __set_task_comm; do echo $it >>/t/set_ftrace_filter; done; \
@@ -72,7 +76,7 @@ impl Guests {
         let run = format!(
             "cp {WORKLOAD} /tmp/named; echo '#!/bin/sh' >/tmp/other-name; chmod 755 /tmp/other-name; \
              echo '{WORKLOAD} getppid 3 0; {WORKLOAD} getppid 4 1 & wait' >>/tmp/other-name; \
-             mkdir /t; mount -t tracefs none /t; {half} {own} {half} true"
+             echo {PIDS} >/proc/sys/kernel/pid_max; mkdir /t; mount -t tracefs none /t; {half} {own} {half} true"
         );
         let function = syscall(name, "getppid").unwrap();
         let args = ["-f", &function, "--comm", "named", "--comm", "other-na*", "--children"];
@@ -84,8 +88,11 @@ impl Guests {
         assert_eq!(missing(&trace.summary), 0, "{name}: {err}");
         let lines = json(&trace);
         let calls = lines.iter().filter(|line| line["event"] == "entry");
+        let pids: BTreeSet<u64> = calls.clone().filter_map(|call| call["pid"].as_u64()).collect();
+        // So many rounds of more than twenty tasks.
+        assert!(pids.last().is_some_and(|&last| last < PIDS), "{name}: {pids:?}");
         // A shell asks once who its parent is, before it is named by itself.
-        let of_round = 2 * 10 + (1 + 3 + 4) + 5;
+        let of_round = 2 * 10 + (1 + 3 + 4) + 5 + 4 * 2 + 3;
         assert_eq!(calls.count(), ROUNDS * of_round, "{name}: {err}");
     }
 }

@@ -16,6 +16,9 @@ pub(crate) const FAMILY: &str = "the set of tasks that are followed";
 /// for a task that the condition was seen to hold of. For tasks whose addresses are 64 MiB apart it is the same place,
 /// of which one has it.
 ///
+/// Who is meant by its name alone is not noted: the name may be another one at once, or has been read while it was
+/// written, and nobody forgets the task after that. All who get such a name are put into the set before that.
+///
 /// A task stays in its place for as long as nobody [forgets](crate::Counts::Forget) it: whoever can change what the
 /// condition says of a task has to do that afterwards, or before that if the set of tasks that are followed already
 /// says so. Whoever forgets adds 2 to the place, so that it never has what it had: it then has what no task has, and
@@ -42,6 +45,23 @@ impl Strangers {
     pub(crate) const BITS: u32 = 23;
     /// Bits of a task's address that are 0, less those of a place.
     pub(crate) const SHIFT: u32 = 3;
+
+    /// What holds of members: one of either, of which the second ones look at bytes that others can change at any time.
+    pub(crate) fn tests(&self) -> (Condition, Condition) {
+        let (mut lasting, mut names) = (Vec::new(), Vec::new());
+        sort(&self.members, &mut lasting, &mut names);
+        (Condition::Any(lasting), Condition::Any(names))
+    }
+}
+
+fn sort(condition: &Condition, lasting: &mut Vec<Condition>, names: &mut Vec<Condition>) {
+    match condition {
+        Condition::Any(list) => list.iter().for_each(|one| sort(one, lasting, names)),
+        one if one.tests().any(|test| matches!(test, Test::Bytes { .. })) => {
+            names.push(one.clone());
+        }
+        one => lasting.push(one.clone()),
+    }
 }
 
 /// What must be true of the name that a task gets, by [`Test::Text`] of this argument, so that `named` holds of it

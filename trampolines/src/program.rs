@@ -240,10 +240,10 @@ pub enum Counts {
     },
     /// Nothing: what its [nesting](Program::nesting) says is all.
     Nothing,
-    /// Nothing: a task is to be [followed](crate::family) or not, the first argument or the one that runs.
+    /// Nothing: a task is to be [followed](crate::family) or not.
     Follow {
-        /// Whether it is the one that runs.
-        own: bool,
+        /// The argument with it, in a register; `None`: the one that runs.
+        argument: Option<u8>,
         /// Where in a task its process id is.
         pid: u32,
         /// Whether it is.
@@ -305,6 +305,9 @@ impl Counts {
             }
             Self::Down { counter, .. } if !counter.is_multiple_of(8) => {
                 Err(ProgramError::Counts("needs a counter at a multiple of 8"))
+            }
+            Self::Follow { argument: Some(6..), .. } => {
+                Err(ProgramError::Counts("follows tasks that are in registers"))
             }
             Self::Down { .. } | Self::Follow { .. } | Self::Forget | Self::Nothing => Ok(()),
         }

@@ -279,8 +279,16 @@ fn a_task_that_begins_is_noted_or_not_and_no_other_is() {
     // None of the other test, which has the same set.
     let pids = [2, 3, 30, 33, 62, 65, 77, 4095, 32768, SIZE as u32 - 2];
     for addressing in ADDRESSINGS {
-        for (inside, own) in [(true, false), (false, true), (true, true), (false, false)] {
-            let counts = Some(Counts::Follow { own, pid: PID as u32, inside });
+        for (inside, argument) in [
+            (true, Some(0)),
+            (false, Some(0)),
+            (true, Some(1)),
+            (false, Some(5)),
+            (true, None),
+            (false, None),
+        ] {
+            let own = argument.is_none();
+            let counts = Some(Counts::Follow { argument, pid: PID as u32, inside });
             let program = Program { counts, ..entry_program() };
             let guest = FakeGuest::with(1, 1 << 16, addressing, Overflow::Drop, &[program]);
             guest.call_from(SITE, 0);
@@ -294,7 +302,7 @@ fn a_task_that_begins_is_noted_or_not_and_no_other_is() {
                 let kept = pids.map(is_followed);
                 let mut after = common::registers(0);
                 after.x.fill_with(|| random.next());
-                after.x[ARGUMENTS[0]] = child;
+                after.x[ARGUMENTS[argument.unwrap_or(0) as usize]] = child;
                 let registers = after.clone();
                 guest.run(SITE, &mut after);
                 for register in (0..registers.x.len()).filter(|&register| register != STACK) {
@@ -419,4 +427,59 @@ fn conditions_that_cannot_be_are_refused() {
         let refused = program(point, condition).check();
         assert!(matches!(refused, Err(ProgramError::Condition(..))), "{refused:?}");
     }
+}
+
+// A list of names is longer than a branch of riscv64 reaches: with another condition beside it, nothing was traced.
+#[test]
+fn as_many_names_as_there_can_be_stand_beside_other_conditions() {
+    let mut random = Random(0x0bad_cafe);
+    let from = FakeGuest::new(1, 1 << 16, ADDRESSINGS[0], Overflow::Drop);
+    let caller = from.caller_of(from.site(SITE)).1;
+    let number = |operand, relation, value| Test::Number { operand, relation, value };
+    let alone = [
+        number(Operand::Cpu, Relation::Less, 1),
+        number(
+            Operand::Task(NAME.0),
+            Relation::GreaterEqual,
+            u64::from(u32::from_le_bytes(*b"bbbb")),
+        ),
+        number(Operand::Task(NAME.0), Relation::Common, 1),
+        Test::Followed { pid: PID as u32, inside: true },
+        Test::Caller { start: caller, len: 8, inside: false },
+        Test::Bytes { offset: NAME.0 + 1, bytes: vec![Some(random.letter())], equal: false },
+    ];
+    let (mut yes, mut no) = (0, 0);
+    for (round, one) in alone.iter().cycle().take(4 * alone.len()).enumerate() {
+        let equal = (round / alone.len()).is_multiple_of(2);
+        let mut name = |at| {
+            // One of them is what many are called.
+            let len = if at == 40 { 1 } else { NAME.1 };
+            let bytes = (0..len).map(|_| Some(random.letter())).collect();
+            Condition::Test(Test::Bytes { offset: NAME.0, bytes, equal })
+        };
+        let names: Vec<_> = (1..Condition::MAX_TESTS).map(&mut name).collect();
+        let names = if equal { Condition::Any(names) } else { Condition::All(names) };
+        let mut both = vec![Condition::Test(one.clone()), names];
+        if round / alone.len() / 2 == 0 {
+            both.reverse();
+        }
+        for condition in [Condition::All(both.clone()), Condition::Any(both)] {
+            for point in [Point::Entry, Point::Return] {
+                let condition = Some(condition.clone());
+                let program = Program { point, condition, ..entry_program() };
+                let (list, addressing) = (std::slice::from_ref(&program), ADDRESSINGS[0]);
+                let mut guest = FakeGuest::with(1, 1 << 16, addressing, Overflow::Drop, list);
+                if point == Point::Entry {
+                    let distance = guest.heap().0.wrapping_sub(guest.function(SITE).into());
+                    let counters = Counters { distance, stride: 4096, rounds: false };
+                    let counts = Some(Counts::Up(counters));
+                    guest.add(&Program { counts, ..program.clone() }, addressing, Some(0));
+                }
+                let found = check(&mut random, &guest, &program, (&from, caller));
+                yes += found.0;
+                no += found.1;
+            }
+        }
+    }
+    assert!(yes > 500 && no > 500, "{yes} and {no}");
 }

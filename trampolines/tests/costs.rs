@@ -342,7 +342,7 @@ fn a_stop_is_two_instructions_of_x86_64_and_six_of_riscv64_at_all_calls_but_one(
 fn tasks_are_followed_by_a_few_instructions() {
     let skips = Condition::Test(Test::Followed { pid: 0x990, inside: true });
     let condition = Program { condition: Some(skips), ..with(Point::Entry, &[]) };
-    let counts = Some(Counts::Follow { own: false, pid: 0x990, inside: true });
+    let counts = Some(Counts::Follow { argument: Some(0), pid: 0x990, inside: true });
     let follow = Program { counts, ..with(Point::Entry, &[]) };
     let text =
         |all: &[Instruction]| all.iter().map(|one| one.text.trim().to_owned()).collect::<Vec<_>>();
@@ -453,7 +453,7 @@ fn a_stranger_is_known_by_nine_instructions_of_x86_64_and_seven_of_riscv64() {
     // Who decides about others looks itself, and whoever is decided about is looked at again.
     let counts =
         |counts, condition| Program { counts: Some(counts), condition, ..with(Point::Entry, &[]) };
-    let follow = Counts::Follow { own: false, pid: 0x990, inside: true };
+    let follow = Counts::Follow { argument: Some(0), pid: 0x990, inside: true };
     let all = text(&riscv(&counts(follow, Some(members))));
     assert!(!all.iter().any(|text| text.starts_with("lr.")), "{all:?}");
     let forgets = [

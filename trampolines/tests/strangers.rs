@@ -6,7 +6,8 @@
 mod common;
 
 use common::arch::{
-    ADDRESSINGS, ARGUMENTS, Registers, STACK, call, free, instructions, know_strangers,
+    ADDRESSINGS, ARGUMENTS, Registers, STACK, another_task, call, free, go_on_as, instructions,
+    know_strangers,
 };
 use common::fault::Fault;
 use common::{FakeGuest, NAME, PID, Random, entry_program, followed, words};
@@ -22,6 +23,9 @@ const SITE: u64 = 3;
 const FORGETS: u64 = 4;
 const JOINS: u64 = 5;
 const RENAMES: u64 = 6;
+/// Those of all programs where a task begins, and where one gets another's process id.
+const BEGINS: u64 = 7;
+const EXCHANGES: u64 = 8;
 
 /// Names of tasks that are followed.
 const NAMED: [&[u8]; 2] = [b"sh", b"a-name-of-15-by"];
@@ -74,7 +78,7 @@ fn is_member(name: &[u8], pid: u32, own: u32) -> bool {
 fn guest(members: &Condition, condition: Condition, point: Point) -> FakeGuest {
     know_strangers(Strangers { address: places().0, members: members.clone() });
     let counts = |counts| Program { counts: Some(counts), ..entry_program() };
-    let follow = Counts::Follow { own: false, pid: PID as u32, inside: true };
+    let follow = Counts::Follow { argument: Some(0), pid: PID as u32, inside: true };
     let Condition::Any(list) = members else { panic!() };
     let renamed = renamed(&list[0], 1).unwrap();
     let recorded = Program { point, condition: Some(condition), ..entry_program() };
@@ -234,6 +238,216 @@ fn compare(before: &Registers, after: &Registers, point: Point) {
             assert_eq!(before.x[register], after.x[register], "{register}");
         }
     }
+}
+
+// A name that another thread changes, or that is read while it is written, would make a task one that is recorded from
+// then on, whatever it is called.
+#[test]
+fn who_is_meant_by_a_name_alone_is_so_as_long_as_it_has_the_name() {
+    let members = members(1);
+    let guest = guest(&members, members.clone(), Point::Entry);
+    let mut tail = guest.ring(0).start();
+    let task = guest.set_current(0, 2101);
+    open().store(1, Ordering::Relaxed);
+    let mut call = |name: &[u8]| {
+        guest.set_name(task, padded(name));
+        run(&guest, SITE, [0, 0]);
+        recorded(&guest, &mut tail)
+    };
+    assert_eq!((call(b"sh"), call(b"sh")), (1, 1));
+    // The program there has run before the last calls, and the name comes after them.
+    assert_eq!((call(b"nobody"), place(task).load(Ordering::Relaxed)), (0, task));
+    // Nothing is left of the look that was not noted.
+    run(&guest, FORGETS, [task, 0]);
+    assert_eq!((call(b"sh"), place(task).load(Ordering::Relaxed)), (1, task + 2));
+}
+
+// As many names as there can be were out of reach for the branches to what comes behind them.
+#[test]
+fn strangers_are_known_however_many_other_names_are_asked_for() {
+    let members = members(1);
+    let name = |at: usize| {
+        let bytes = wanted(format!("other-name-{at:04}").as_bytes());
+        Condition::Test(Test::Bytes { offset: NAME.0, bytes, equal: true })
+    };
+    let mut names: Vec<_> = (0..58).map(name).collect();
+    names.push(Condition::Test(Test::Bytes { offset: NAME.0, bytes: wanted(b"sh"), equal: true }));
+    let names = Condition::Any(names);
+    for (point, all) in [
+        (Point::Entry, vec![members.clone(), names.clone()]),
+        (Point::Entry, vec![names.clone(), members.clone()]),
+        (Point::Return, vec![members.clone(), names]),
+    ] {
+        let condition = Condition::All(all);
+        assert!(condition.tests().count() <= Condition::MAX_TESTS);
+        let mut guest = guest(&members, condition.clone(), point);
+        let distance = guest.heap().0.wrapping_sub(guest.function(SITE).into());
+        let counts = Some(Counts::Up(Counters { distance, stride: 4096, rounds: false }));
+        let counting = Program { counts, condition: Some(condition), ..entry_program() };
+        let counting = guest.add(&counting, ADDRESSINGS[0], Some(0));
+        if point == Point::Entry {
+            guest.call_from(SITE, counting);
+        }
+        let mut tail = guest.ring(0).start();
+        let task = guest.set_current(0, 2201);
+        open().store(1, Ordering::Relaxed);
+        for (name, followed_by_now, expected) in [
+            (&b"nobody"[..], 0, 0),
+            (b"sh", 0, 1),
+            (b"other-name-0003", 0, 0),
+            (b"other-name-0003", 1, 1),
+            (b"nobody", 1, 0),
+        ] {
+            guest.set_name(task, padded(name));
+            followed().1[2201].store(followed_by_now, Ordering::Relaxed);
+            run(&guest, FORGETS, [task, 0]);
+            for _ in 0..2 {
+                guest.heap().1[0].store(0, Ordering::Relaxed);
+                run(&guest, SITE, [0, 0]);
+                assert_eq!(recorded(&guest, &mut tail), expected, "{name:?}");
+                let counted = guest.heap().1[0].load(Ordering::Relaxed);
+                assert!(point == Point::Return || counted == expected, "{name:?}");
+            }
+        }
+        followed().1[2201].store(0, Ordering::Relaxed);
+    }
+}
+
+/// A task, and whether it is followed whatever its name.
+#[derive(Clone, Copy)]
+struct Task {
+    memory: u64,
+    pid: u32,
+    name: &'static [u8],
+    followed: bool,
+}
+
+impl Task {
+    /// Runs from now on, with what its memory has to have.
+    fn goes_on(&self, guest: &FakeGuest) {
+        go_on_as(self.memory);
+        assert_eq!(guest.set_current(0, self.pid), self.memory);
+        guest.set_name(self.memory, padded(self.name));
+    }
+
+    fn is_meant(&self, own: u32) -> bool {
+        NAMED.contains(&self.name) || self.pid == own || self.followed
+    }
+}
+
+/// Programs of the three functions by which tasks change, as the VMM lets their sites call them.
+fn change(guest: &mut FakeGuest, members: &Condition) {
+    let follow = |condition, argument, inside| Program {
+        counts: Some(Counts::Follow { argument, pid: PID as u32, inside }),
+        condition: Some(condition),
+        ..entry_program()
+    };
+    let others = members.tests().cloned().map(|test| {
+        Condition::Test(match test {
+            Test::Number { operand, relation, value } => {
+                Test::Number { operand, relation: relation.inverse(), value }
+            }
+            Test::Bytes { offset, bytes, .. } => Test::Bytes { offset, bytes, equal: false },
+            Test::Followed { pid, .. } => Test::Followed { pid, inside: false },
+            other => panic!("{other:?}"),
+        })
+    });
+    let leaves = follow(Condition::All(others.collect()), Some(0), false);
+    let begins = [follow(members.clone(), Some(0), true), leaves];
+    let Condition::Any(list) = members else { panic!() };
+    let by_name = follow(renamed(&list[0], 1).unwrap(), Some(0), true);
+    let renames = [follow(members.clone(), None, true), by_name];
+    let exchanges = [follow(members.clone(), Some(1), true)];
+    for (site, list) in [(BEGINS, &begins[..]), (RENAMES, &renames), (EXCHANGES, &exchanges)] {
+        // The first of these programs after the one that records forgets.
+        let next = list
+            .iter()
+            .rev()
+            .fold(1, |next, program| guest.add(program, ADDRESSINGS[0], Some(next)));
+        guest.call_from(site, next);
+    }
+}
+
+// Memory and process ids come again: what is known of those who had them before would be taken for true. A thread that
+// executes a program takes the process id of the first one of its process.
+#[test]
+fn whoever_gets_memory_or_a_process_id_of_others_is_told_from_them() {
+    const OWN: u32 = 4101;
+    const PIDS: [u32; 5] = [OWN, 4102, 4103, 4104, 4105];
+    let members = members(OWN);
+    let mut guest = guest(&members, members.clone(), Point::Entry);
+    change(&mut guest, &members);
+    let (mut random, mut tail) = (Random(0x0f0f_1234_5678_9abc), guest.ring(0).start());
+    let mut of = |count: usize| random.below(count as u64) as usize;
+    let memory: [u64; 4] = core::array::from_fn(|_| another_task());
+    let names: [&'static [u8]; 4] = [b"nobody", b"sh", b"shx", b"other"];
+    let first = Task { memory: memory[0], pid: 4102, name: b"nobody", followed: false };
+    let mut tasks = vec![first];
+    open().store(1, Ordering::Relaxed);
+    let buffer: &mut [u8; 16] = Box::leak(Box::new([0; 16]));
+    let (mut meant, mut others, mut exchanged) = (0, 0, [0; 4]);
+    for round in 0..40_000 {
+        // The first one never changes: of its children nobody is followed.
+        let at = if of(2) == 0 { 0 } else { of(tasks.len()) };
+        let task = tasks[at];
+        task.goes_on(&guest);
+        let is_free = |all: &[Task], one: &Task| {
+            all.iter().all(|task| task.memory != one.memory && task.pid != one.pid)
+        };
+        match of(9) {
+            0 | 1 => {
+                let child = Task {
+                    memory: memory[of(memory.len())],
+                    pid: PIDS[of(PIDS.len())],
+                    followed: task.is_meant(OWN),
+                    ..task
+                };
+                if is_free(&tasks, &child) {
+                    child.goes_on(&guest);
+                    task.goes_on(&guest);
+                    run(&guest, BEGINS, [child.memory, 0]);
+                    tasks.push(child);
+                }
+            }
+            2 if at != 0 => drop(tasks.swap_remove(at)),
+            // By itself, or by another one.
+            3 if tasks.len() > 1 => {
+                let name = names[of(names.len())];
+                buffer[..name.len()].copy_from_slice(name);
+                buffer[name.len()] = 0;
+                let other = 1 + of(tasks.len() - 1);
+                tasks[at].followed |= task.is_meant(OWN);
+                let to = buffer.as_ptr().expose_provenance() as u64;
+                run(&guest, RENAMES, [tasks[other].memory, to]);
+                tasks[other].followed |= NAMED.contains(&name);
+                tasks[other].name = name;
+            }
+            4 if at != 0 => {
+                let leader = of(tasks.len());
+                if leader == at || leader == 0 {
+                    continue;
+                }
+                let pid = tasks[leader].pid;
+                run(&guest, EXCHANGES, [task.memory, tasks[leader].memory]);
+                let both = (task.is_meant(OWN), tasks[leader].followed);
+                exchanged[usize::from(both.0) + 2 * usize::from(both.1)] += 1;
+                let followed = both.0 || both.1;
+                tasks[at] = Task { pid, followed, ..task };
+                // Where others look for it.
+                tasks[at].goes_on(&guest);
+                tasks.swap_remove(leader);
+            }
+            _ => {
+                run(&guest, SITE, [0, 0]);
+                let expected = u64::from(task.is_meant(OWN));
+                assert_eq!(recorded(&guest, &mut tail), expected, "in round {round}");
+                meant += expected;
+                others += 1 - expected;
+            }
+        }
+    }
+    assert!(meant > 500 && others > 500, "{meant} and {others}");
+    assert!(exchanged.iter().all(|&count| count > 50), "{exchanged:?}");
 }
 
 /// What is to happen in between.

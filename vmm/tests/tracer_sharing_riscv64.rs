@@ -292,7 +292,8 @@ fn updates_go_through_two_stubs_and_back() {
 // two sites, so that nobody is noted while one of them is not held.
 #[test]
 fn strangers_are_noted_only_while_all_that_tasks_change_by_is_seen() {
-    const EXECUTES: (&str, &str) = ("begin_new_exec", "__set_task_comm");
+    const EXECUTES: (&[&str], &str) = (&["begin_new_exec"], "__set_task_comm");
+    const EXCHANGES: (&[&str], &str) = (&["de_thread", "begin_new_exec"], "exchange_tids");
     for name in RISCV {
         let fake = Fake::counting(name);
         let mut attachment = fake.attach();
@@ -302,7 +303,7 @@ fn strangers_are_noted_only_while_all_that_tasks_change_by_is_seen() {
         let sites = [site("wake_up_new_task"), site("__set_task_comm")];
         let followed = Test::Followed { pid: 0x4f0, inside: true };
         let members = Condition::Any(vec![Condition::Test(followed)]);
-        attachment.note_strangers(&fake.kernel, &members, sites.to_vec(), EXECUTES);
+        attachment.note_strangers(&fake.kernel, &members, sites.to_vec(), &[EXECUTES, EXCHANGES]);
         // Behind the set of tasks that are followed.
         let strangers = usize::try_from(annex::SIZE + family::SIZE).unwrap();
         let open = strangers + usize::try_from(Strangers::OPEN).unwrap();
@@ -347,18 +348,28 @@ fn strangers_are_noted_only_while_all_that_tasks_change_by_is_seen() {
         attachment.release_all(&fake, &fake.kernel).unwrap();
         assert!(noted() == 0 && is_clear(), "{name}");
 
-        // All tasks are looked at where one of the functions may be in its caller, and before idle tasks are there.
-        for (freed, call) in [(true, ("begin_new_exec", "wake_up_new_task")), (false, EXECUTES)] {
+        // All tasks are looked at where one of the functions may be in its caller, and as long as it is not known that idle
+        // tasks are there.
+        let other: (&[&str], &str) = (&["begin_new_exec"], "wake_up_new_task");
+        for (freed, calls) in [
+            (Some(true), [other, EXECUTES]),
+            (Some(true), [EXECUTES, other]),
+            (None, [EXECUTES, EXCHANGES]),
+            (Some(false), [EXECUTES, EXCHANGES]),
+        ] {
             let fake = Fake::counting(name);
             let mut attachment = fake.attach();
             attachment.follow().unwrap();
-            attachment.note_strangers(&fake.kernel, &members, sites.to_vec(), call);
-            if freed {
-                attachment.release_init(&fake).unwrap();
+            attachment.note_strangers(&fake.kernel, &members, sites.to_vec(), &calls);
+            match freed {
+                Some(true) => drop(attachment.release_init(&fake).unwrap()),
+                // There is no tripwire where it is freed.
+                Some(false) => drop(attachment.leave_init(&fake).unwrap()),
+                None => {}
             }
             fake.enable(&mut attachment, &sites).unwrap();
             let noted = fake.annex.slice().read_obj::<u64>(open).unwrap();
-            assert_eq!(noted, 0, "{name} {call:?}");
+            assert_eq!(noted, 0, "{name} {freed:?} {calls:?}");
         }
     }
 }

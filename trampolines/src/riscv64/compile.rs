@@ -1,7 +1,7 @@
 //! Compiles the path that every hit takes.
 
 use super::Values;
-use super::condition::Tests;
+use super::condition::{Reach, Tests};
 use super::count::count;
 use super::encode::{SSTATUS, csrr, register};
 use super::nesting::nested;
@@ -37,9 +37,23 @@ pub fn compile(
     values: &Values,
 ) -> Result<Code, ProgramError> {
     program.check()?;
-    if let Some(counts) = program.counts {
-        return count(program, counts, values);
+    let make = |reach| match program.counts {
+        Some(counts) => count(program, counts, (values, reach)),
+        None => record(program, overflow, (values, reach)),
+    };
+    // Only long lists of names are longer than a branch reaches.
+    match make(Reach::Near) {
+        Err(ProgramError::Assembler(_)) => make(Reach::Far),
+        made => made,
     }
+}
+
+/// Makes a program that was checked, and records.
+fn record(
+    program: &Program,
+    overflow: Overflow,
+    (values, reach): (&Values, Reach),
+) -> Result<Code, ProgramError> {
     let mut ops = Assembler::new(0);
     let Registers { link, control } = registers(program.point);
     let returns = program.point == Point::Return;
@@ -48,7 +62,7 @@ pub fn compile(
     let test = |ops: &mut Assembler, endings: &mut Vec<usize>| {
         let (Some(condition), None) = (&program.condition, program.since) else { return Ok(()) };
         let record = ops.new_dynamic_label();
-        branch(&mut Tests::new(ops, values), condition, (record, true))?;
+        branch(&mut Tests::new(ops, values, reach), condition, (record, true))?;
         // A branch does not reach the end of a long program, and a jump would be one instruction more.
         endings.push(end(ops, program.point));
         dynasm!(ops; .arch riscv64; =>record);
@@ -64,7 +78,7 @@ pub fn compile(
         test(&mut ops, &mut endings)?;
     }
     if let Some(calls) = program.since {
-        timed(&mut ops, program, calls, values, &mut endings)?;
+        timed(&mut ops, program, calls, (values, reach), &mut endings)?;
     }
     find_control(&mut ops, control, values)?;
     reserve(&mut ops, program, overflow)?;

@@ -26,39 +26,75 @@ pub(super) fn constant(ops: &mut Assembler, register: u8, value: i64) {
     }
 }
 
+/// How far the branches of a condition go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// As far as one instruction does: 4 KiB.
+    Near,
+    /// Over a jump.
+    Far,
+}
+
 /// What the tests of a condition are written with.
 pub(super) struct Tests<'a> {
     pub(super) ops: &'a mut Assembler,
     pub(super) values: &'a Values,
+    pub(super) reach: Reach,
     /// Nothing is taken from what others have seen: this decides who is followed.
     pub(super) looks_itself: bool,
 }
 
 impl<'a> Tests<'a> {
-    pub(super) fn new(ops: &'a mut Assembler, values: &'a Values) -> Self {
-        Self { ops, values, looks_itself: false }
+    pub(super) fn new(ops: &'a mut Assembler, values: &'a Values, reach: Reach) -> Self {
+        Self { ops, values, reach, looks_itself: false }
+    }
+
+    /// Where a branch is to go that leads to `target`. It is led on by what [`Tests::lead`] writes behind it.
+    fn towards(&mut self, target: DynamicLabel) -> DynamicLabel {
+        match self.reach {
+            Reach::Near => target,
+            Reach::Far => self.ops.new_dynamic_label(),
+        }
+    }
+
+    /// See [`Tests::towards`], which has said `from`.
+    fn lead(&mut self, from: DynamicLabel, target: DynamicLabel) {
+        if from != target {
+            dynasm!(self.ops; .arch riscv64; j >on; =>from; j =>target; on:);
+        }
     }
 
     /// The condition that does not hold of strangers: these and members are known by one load, as their place has their
     /// task's address. Of others, all tests are made, and what comes of that is noted in the task's place, unless
-    /// anybody has written there meanwhile (see [`Strangers`]). The reservation ends in any case (see [`super`]).
+    /// anybody has written there meanwhile, or the task has but a name (see [`Strangers`]). The reservation ends in any
+    /// case (see [`super`]).
     fn of_strangers(
         &mut self,
         strangers: &Strangers,
         (target, when): Way,
     ) -> Result<(), ProgramError> {
-        let [meant, out] = [(); 2].map(|()| self.ops.new_dynamic_label());
+        let [meant, named, out] = [(); 3].map(|()| self.ops.new_dynamic_label());
         let (no, yes) = if when { (out, target) } else { (target, out) };
-        let near = strangers.members.tests().count() <= NEAR;
         place(self.ops, (T6, TP), strangers)?;
         dynasm!(self.ops; .arch riscv64; ld t3, [t6]);
-        is_own(self.ops, near, no);
+        self.is_own(no);
         dynasm!(self.ops; .arch riscv64; addi t3, t3, -MEMBER);
-        is_own(self.ops, near, yes);
+        self.is_own(yes);
         dynasm!(self.ops; .arch riscv64; .feature A; lr.d.aq t3, [t6]);
-        branch_by_tests(self, &strangers.members, (meant, true))?;
+        let (lasting, names) = strangers.tests();
+        branch_by_tests(self, &lasting, (meant, true))?;
+        branch_by_tests(self, &names, (named, true))?;
         note(self.ops, strangers, 0)?;
-        dynasm!(self.ops; .arch riscv64; j =>no; =>meant);
+        dynasm!(self.ops; .arch riscv64; j =>no);
+        if names.tests().next().is_some() {
+            dynasm!(self.ops; .arch riscv64; .feature A
+                ; =>named
+                ; ld t4, [t6]
+                ; sc.d t3, t4, [t6]
+                ; j =>yes
+            );
+        }
+        dynasm!(self.ops; .arch riscv64; =>meant);
         note(self.ops, strangers, MEMBER)?;
         if when {
             dynasm!(self.ops; .arch riscv64; j =>target);
@@ -66,22 +102,19 @@ impl<'a> Tests<'a> {
         dynasm!(self.ops; .arch riscv64; =>out);
         Ok(())
     }
+
+    /// Goes to a label if t3 has the task that runs.
+    fn is_own(&mut self, target: DynamicLabel) {
+        let to = self.towards(target);
+        dynasm!(self.ops; .arch riscv64; beq t3, tp, =>to);
+        self.lead(to, target);
+    }
 }
 
 /// What the place of a task has that is meant, from its address on.
 const MEMBER: i32 = 1;
 /// What is added to the place of a task that is to be looked at again: nothing that it had.
 const FORGOTTEN: i32 = 2;
-
-/// Goes to a label if t3 has the task that runs.
-fn is_own(ops: &mut Assembler, near: bool, target: DynamicLabel) {
-    if near {
-        dynasm!(ops; .arch riscv64; beq t3, tp, =>target);
-    } else {
-        // A branch may not reach it.
-        dynasm!(ops; .arch riscv64; bne t3, tp, >other; j =>target; other:);
-    }
-}
 
 /// Puts the task, or that it is a member, into its place at t6, for which there is a reservation; what is there if
 /// nothing can be noted now. t3 and t4 are lost.
@@ -99,9 +132,6 @@ fn note(ops: &mut Assembler, strangers: &Strangers, more: i32) -> Result<(), Pro
     );
     Ok(())
 }
-
-/// Tests of up to 16 bytes each that are no more instructions than a branch reaches.
-const NEAR: usize = 8;
 
 /// Leaves a task's place among strangers in a register; the task is in another one. t3 is lost.
 fn place(
@@ -158,6 +188,22 @@ impl Branches for Tests<'_> {
     }
 
     fn test(&mut self, test: &Test, (target, when): Way) -> Result<(), ProgramError> {
+        // What goes there by a jump reaches it.
+        let jumps = match test {
+            Test::Bytes { equal, .. } => *equal == when,
+            Test::Text { .. } => when,
+            _ => false,
+        };
+        let to = if jumps { target } else { self.towards(target) };
+        self.one(test, (to, when))?;
+        self.lead(to, target);
+        Ok(())
+    }
+}
+
+impl Tests<'_> {
+    /// Makes a test, with a target in reach.
+    fn one(&mut self, test: &Test, (target, when): Way) -> Result<(), ProgramError> {
         let Self { ops, values, .. } = self;
         match *test {
             Test::Number { operand, relation, value } => {
@@ -223,17 +269,18 @@ fn family(ops: &mut Assembler, values: &Values) -> Result<i32, ProgramError> {
     Ok(lower)
 }
 
-/// Puts a task into the set, its `own` or the first argument, or takes it out. t3 to t5 are lost.
+/// Puts a task into the set, an argument or the one that runs, or takes it out. t3 to t5 are lost.
 pub(super) fn follow(
     ops: &mut Assembler,
-    (own, pid, inside): (bool, u32, bool),
+    (argument, pid, inside): (Option<u8>, u32, bool),
     values: &Values,
 ) -> Result<(), ProgramError> {
-    if own {
-        load_word(ops, "a task's member", pid.into())?;
-    } else {
-        let (upper, lower) = parts("a task's member", pid.into())?;
-        dynasm!(ops; .arch riscv64; lui t3, upper; add t3, t3, a0; lw t3, [t3, lower]);
+    match argument {
+        None => load_word(ops, "a task's member", pid.into())?,
+        Some(argument) => {
+            let (upper, lower) = parts("a task's member", pid.into())?;
+            dynasm!(ops; .arch riscv64; lui t3, upper; add t3, t3, X(A0 + argument); lw t3, [t3, lower]);
+        }
     }
     let lower = family(ops, values)?;
     if inside {

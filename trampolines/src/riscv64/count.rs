@@ -3,7 +3,7 @@
 //! One atomic instruction counts, so an interruption after the CPU's number was read loses no call:
 //! a task that was migrated then counts in the table of its former CPU.
 
-use super::condition::{Tests, follow, forget};
+use super::condition::{Reach, Tests, follow, forget};
 use super::nesting::nested;
 use super::operands::{Assembler, Registers, end as end_program, find_counter, parts, registers};
 use super::sort::{begin, end, sort};
@@ -18,7 +18,7 @@ use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
 pub(super) fn count(
     program: &Program,
     counts: Counts,
-    values: &Values,
+    (values, reach): (&Values, Reach),
 ) -> Result<Code, ProgramError> {
     let mut ops = Assembler::new(0);
     let (point, leave) = (program.point, ops.new_dynamic_label());
@@ -29,13 +29,17 @@ pub(super) fn count(
         // Unlike a record, what counts is so short that a branch reaches its end, but for what looks at levels.
         if program.nesting.is_none() {
             return branch(
-                &mut Tests { looks_itself, ..Tests::new(ops, values) },
+                &mut Tests { looks_itself, ..Tests::new(ops, values, reach) },
                 condition,
                 (leave, false),
             );
         }
         let meant = ops.new_dynamic_label();
-        branch(&mut Tests { looks_itself, ..Tests::new(ops, values) }, condition, (meant, true))?;
+        branch(
+            &mut Tests { looks_itself, ..Tests::new(ops, values, reach) },
+            condition,
+            (meant, true),
+        )?;
         endings.push(end_program(ops, point));
         dynasm!(ops; .arch riscv64; =>meant);
         Ok(())
@@ -50,7 +54,7 @@ pub(super) fn count(
         test(&mut ops, &mut endings)?;
     }
     if let Some(calls) = program.since {
-        timed(&mut ops, program, calls, values, &mut endings)?;
+        timed(&mut ops, program, calls, (values, reach), &mut endings)?;
     }
     let stop = match counts {
         Counts::Up(counters) => {
@@ -69,8 +73,8 @@ pub(super) fn count(
             Some(count_down(&mut ops, (counter, trap), point, leave)?)
         }
         Counts::Nothing => None,
-        Counts::Follow { own, pid, inside } => {
-            follow(&mut ops, (own, pid, inside), values)?;
+        Counts::Follow { argument, pid, inside } => {
+            follow(&mut ops, (argument, pid, inside), values)?;
             None
         }
         Counts::Forget => {

@@ -4,7 +4,7 @@
 //! A call that does not match frees its place as well.
 
 use super::Values;
-use super::condition::{Tests, constant};
+use super::condition::{Reach, Tests, constant};
 use super::operands::numbers::T4;
 use super::operands::{Assembler, end, parts};
 use super::sort::find_place;
@@ -20,7 +20,7 @@ pub(super) fn timed(
     ops: &mut Assembler,
     program: &Program,
     calls: Calls,
-    values: &Values,
+    (values, reach): (&Values, Reach),
     endings: &mut Vec<usize>,
 ) -> Result<(), ProgramError> {
     let found = find_place(ops, calls)?;
@@ -60,7 +60,7 @@ pub(super) fn timed(
     let mut test = |ops: &mut Assembler| {
         if let Some(condition) = &program.condition {
             let meant = ops.new_dynamic_label();
-            branch(&mut Tests::new(ops, values), condition, (meant, true))?;
+            branch(&mut Tests::new(ops, values, reach), condition, (meant, true))?;
             endings.push(end(ops, program.point));
             dynasm!(ops; .arch riscv64; =>meant);
         }

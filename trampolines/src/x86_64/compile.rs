@@ -72,8 +72,8 @@ pub fn compile(
         }
         // Whether a task is followed takes so few instructions that nobody is noted as a stranger.
         (Some(Counts::Nothing | Counts::Forget), _) => {}
-        (Some(Counts::Follow { own, pid, inside }), _) => {
-            follow(&mut ops, (own, pid, inside), values)?;
+        (Some(Counts::Follow { argument, pid, inside }), _) => {
+            follow(&mut ops, (argument, pid, inside), values)?;
         }
         (Some(Counts::Sort(histograms, sorted)), _) => sort(&mut ops, histograms, sorted, values)?,
         (Some(Counts::Begin(histograms, calls)), _) => {

@@ -115,20 +115,24 @@ fn number(ops: &mut Assembler, task: u8, pid: u32) -> Result<(), ProgramError> {
     Ok(())
 }
 
-/// Puts a task into the set, its `own` or the first argument, or takes it out. r10 and the flags are lost.
+/// Puts a task into the set, an argument or the one that runs, or takes it out. r10 and the flags are lost.
 pub(super) fn follow(
     ops: &mut Assembler,
-    (own, pid, inside): (bool, u32, bool),
+    (argument, pid, inside): (Option<u8>, u32, bool),
     values: &Values,
 ) -> Result<(), ProgramError> {
     let family = family(values)?;
-    if own {
-        task(ops, values)?;
-        number(ops, R10, pid)?;
-    } else {
-        let [first, ..] = ARGUMENTS;
-        number(ops, first, pid)?;
-    }
+    let register = match argument {
+        None => {
+            task(ops, values)?;
+            R10
+        }
+        Some(argument) => {
+            let register = ARGUMENTS.get(usize::from(argument)).copied();
+            register.ok_or(ProgramError::Counts("follows tasks that are in registers"))?
+        }
+    };
+    number(ops, register, pid)?;
     dynasm!(ops; .arch x64; mov BYTE [r10 + family], i8::from(inside));
     Ok(())
 }

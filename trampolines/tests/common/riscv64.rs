@@ -118,6 +118,17 @@ fn current() -> u64 {
     CURRENT.get()
 }
 
+/// Memory of another task of this thread, which [runs](go_on_as) next.
+pub(crate) fn another_task() -> u64 {
+    CURRENT.set(0);
+    current()
+}
+
+/// One of its own tasks runs in this thread.
+pub(crate) fn go_on_as(task: u64) {
+    CURRENT.set(task);
+}
+
 /// What all registers are when a function is called and, then, when it has returned, by number.
 #[repr(C)]
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -369,7 +369,7 @@ impl Controller {
         let settles = settles_at.map(|name| lay(Purpose::Settle, name)).transpose();
         if !is_seen {
             // Without it we could not know when that memory is gone.
-            let restored = attachment.release_init(ram)?;
+            let restored = attachment.leave_init(ram)?;
             if restored.sites > 0 {
                 self.note("functions of .init.text are not traced: no tripwire".into());
             }

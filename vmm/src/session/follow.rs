@@ -2,15 +2,16 @@
 //!
 //! Programs note each new task before it first runs, where its parent still is the current one; and a task that
 //! was named by its name before it gets another, such as that of what it executes, or is named by the one that it
-//! gets. That is one function of the kernel each, whose sites are held whatever else is traced, in pauses of tracing,
-//! too. So nothing that makes a task one of these is missed, and programs can note which tasks are not
+//! gets. A thread that executes a program, and is not the first one of its process, gets the process id of that one: it is
+//! noted under that before. That is one function of the kernel each, whose sites are held whatever else is traced, in
+//! pauses of tracing, too. So nothing that makes a task one of these is missed, and programs can note which tasks are not
 //! ([`Strangers`](vmtrace_trampolines::family::Strangers)).
 
 use super::conditions::{ConditionalError, conditional};
 use super::ends::Use;
 use super::tracing::{NOBODY, Tracing};
 use crate::condition::{Condition, ConditionError, FOLLOWED};
-use crate::kernel::Kernel;
+use crate::kernel::{Arch, Kernel};
 use crate::tracer::{Attachment, Part, Tally, TaskOffsets};
 use vmtrace_trampolines::Condition as Compiled;
 use vmtrace_trampolines::family::renamed;
@@ -20,11 +21,20 @@ const BEGINS: &str = "wake_up_new_task";
 /// What a task comes by when it executes a program, or is renamed otherwise (fs/exec.c): called with the task and its
 /// new name.
 const RENAMES: &str = "__set_task_comm";
-/// The argument with that.
+/// The argument of both with the task.
+const TASK: Option<u8> = Some(0);
+/// The one with the name.
 const NEW_NAME: u8 = 1;
-/// What calls that for a task that executes a program, as is verified: a compiler may put a function of the same file
-/// into its caller (fs/exec.c).
-const EXECUTES: &str = "begin_new_exec";
+/// What a thread gets the process id of the first one of its process by, when it executes a program (kernel/pid.c, since
+/// Linux 5.8): called with itself and that one, with interrupts off (but in a kernel for real time, where an interrupt in
+/// the next few instructions may note it again until it gets its new name).
+const EXCHANGES: &str = "exchange_tids";
+/// The argument with the first one.
+const LEADER: u8 = 1;
+/// What calls those for a task that executes a program, one of each, as is verified: a compiler may put a function into its
+/// caller (fs/exec.c).
+const EXECUTES: [(&[&str], &str); 2] =
+    [(&["begin_new_exec"], RENAMES), (&["begin_new_exec", "de_thread"], EXCHANGES)];
 
 /// How tasks are followed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +43,8 @@ pub struct Follow {
     begins: usize,
     /// Where they get another name.
     renames: usize,
+    /// Where they get another's process id, if the kernel has that.
+    exchanges: Option<usize>,
     /// Where in a task its process id is.
     pid: u32,
     /// What holds of tasks whose children are followed.
@@ -42,6 +54,8 @@ pub struct Follow {
     /// What holds of the name by which a task becomes a named one; `None` if not only its name makes it that: then
     /// every call of a task looks.
     renamed: Option<Compiled>,
+    /// Whether programs are to be told who changes: x86-64 notes nobody.
+    forgets: bool,
 }
 
 /// Why tasks cannot be followed.
@@ -83,11 +97,13 @@ impl Follow {
         };
         let (joins, leaves) = (compiled(&all)?, compiled(&others)?);
         let renamed = renamed(&compiled(named)?, NEW_NAME);
-        Ok((Self { begins, renames, pid, joins, leaves, renamed }, all))
+        let exchanges = kernel.site_of(EXCHANGES);
+        let forgets = kernel.arch() == Arch::Riscv64 && renamed.is_some() && exchanges.is_some();
+        Ok((Self { begins, renames, exchanges, pid, joins, leaves, renamed, forgets }, all))
     }
 
     /// What these sites have to do.
-    pub(super) fn parts(&self) -> [(usize, Vec<Part>); 2] {
+    pub(super) fn parts(&self) -> Vec<(usize, Vec<Part>)> {
         let part = |condition: Option<&Compiled>, counts| Part {
             tracer: NOBODY,
             fields: Vec::new(),
@@ -95,27 +111,34 @@ impl Follow {
             counts: Some(counts),
             nested: None,
         };
-        let note = |condition: &Compiled, (own, inside)| {
-            part(Some(condition), Tally::Follow { own, pid: self.pid, inside })
+        let note = |condition: &Compiled, (argument, inside)| {
+            part(Some(condition), Tally::Follow { argument, pid: self.pid, inside })
         };
         // Numbers of processes come again: who is not followed has to be taken out.
-        let mut begins = vec![note(&self.joins, (false, true)), note(&self.leaves, (false, false))];
-        let mut renames = vec![note(&self.joins, (true, true))];
-        if let Some(renamed) = &self.renamed {
-            // The name is not there yet, so that it is noted that the task has it; then all look again. Memory of a
-            // task comes again, too.
-            let by_name = renamed.tests().next().map(|_| note(renamed, (false, true)));
-            renames.extend(by_name.into_iter().chain([part(None, Tally::Forget)]));
-            begins.push(part(None, Tally::Forget));
+        let begins = vec![note(&self.joins, (TASK, true)), note(&self.leaves, (TASK, false))];
+        let mut renames = vec![note(&self.joins, (None, true))];
+        // The name is not there yet, so that it is noted that the task has it.
+        if let Some(renamed) = &self.renamed
+            && renamed.tests().next().is_some()
+        {
+            renames.push(note(renamed, (TASK, true)));
         }
-        [(self.begins, begins), (self.renames, renames)]
+        let mut all = vec![(self.begins, begins), (self.renames, renames)];
+        if let Some(exchanges) = self.exchanges {
+            all.push((exchanges, vec![note(&self.joins, (Some(LEADER), true))]));
+        }
+        if self.forgets {
+            // Then all look again. Memory of a task comes again, too.
+            all.iter_mut().for_each(|(_, parts)| parts.push(part(None, Tally::Forget)));
+        }
+        all
     }
 
     /// Lets programs note which tasks are not meant.
     pub fn note_strangers(&self, kernel: &Kernel, attachment: &mut Attachment) {
-        if self.renamed.is_some() {
-            let sites = vec![self.begins, self.renames];
-            attachment.note_strangers(kernel, &self.joins, sites, (EXECUTES, RENAMES));
+        if self.forgets {
+            let sites = [self.begins, self.renames].into_iter().chain(self.exchanges).collect();
+            attachment.note_strangers(kernel, &self.joins, sites, &EXECUTES);
         }
     }
 }

@@ -37,6 +37,7 @@ mod sets;
 mod sharing;
 mod spot;
 mod stops;
+mod strangers;
 mod switch_places;
 mod switches;
 mod tasks;

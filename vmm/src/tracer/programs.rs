@@ -65,8 +65,8 @@ pub enum Tally {
     Nothing,
     /// Nothing: a task is to be followed, or not. Where in a task its process id is.
     Follow {
-        /// Whether it is the task that runs, and not one that begins.
-        own: bool,
+        /// The argument with it; `None`: the one that runs.
+        argument: Option<u8>,
         /// Bytes.
         pid: u32,
         /// Whether it is.

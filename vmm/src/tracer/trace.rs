@@ -18,13 +18,13 @@ use super::readable;
 use super::ring::RingReader;
 use super::room::Room;
 use super::sets::Among;
+use super::strangers::Changes;
 use super::tasks::{self, Tasks};
 use super::tracepoints::Points;
 use super::view::View;
 use crate::kernel::{Exits, Kernel};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use vmtrace_trampolines::family::Strangers;
 use vmtrace_trampolines::{Condition, Field, Overflow, Program};
 
 pub(super) fn exits_of(kernel: &Kernel) -> Result<&Exits, TraceError> {
@@ -57,7 +57,7 @@ pub struct Attachment {
     pub(super) layout: Layout,
     pub(super) memory: Arc<dyn Memory>,
     pub(super) code: Box<dyn GuestCode>,
-    counters: Counters,
+    pub(super) counters: Counters,
     tasks: tasks::Offsets,
     pub(super) overflow: Overflow,
     clock_hz: u64,
@@ -82,8 +82,7 @@ pub struct Attachment {
     pub(super) trap: &'static [u8],
     /// Programs know what they can read.
     readable: bool,
-    /// Where tasks change, if those are noted that are not meant; and whether they can be noted now.
-    changes: Option<(Vec<usize>, bool)>,
+    pub(super) changes: Changes,
     /// The kernel has patched its alternatives, and we know.
     settled: bool,
 }
@@ -133,7 +132,7 @@ impl Attachment {
             switches: HeldExits::default(),
             trap: &[],
             readable: false,
-            changes: None,
+            changes: Changes::default(),
             settled: target.after_alternatives().is_none(),
         })
     }
@@ -272,37 +271,6 @@ impl Attachment {
         let family = self.counters.family().ok_or(TraceError::Family)?;
         self.code.follow(family);
         Ok(())
-    }
-
-    /// Lets programs that are made from now on note tasks of which it is seen that `members` does not hold, if that
-    /// saves anything. These sites (indices) will always have programs by which tasks are [forgotten](super::Tally::Forget)
-    /// before `members` may hold of them; tasks are noted only while both are held. They are noted only if the kernel's
-    /// first function of `call` calls the other one. To be called once.
-    pub fn note_strangers(
-        &mut self,
-        kernel: &Kernel,
-        members: &Condition,
-        sites: Vec<usize>,
-        call: (&str, &str),
-    ) {
-        if !self.code.notes_strangers(kernel, call) {
-            return;
-        }
-        // Without room all tests are made at each call.
-        let Some(address) = self.counters.strangers() else { return };
-        self.code.note_strangers(Strangers { address, members: members.clone() });
-        self.changes = Some((sites, false));
-    }
-
-    /// What is held has changed: a task that changes unseen must not stay a stranger. Nor those whose memory idle tasks
-    /// may get, which come by none of these sites: all idle tasks are there when `.init.text` is freed (`smp_init`). All
-    /// vCPUs are paused.
-    pub(super) fn look_at_changes(&mut self) {
-        let Some((sites, noted)) = &mut self.changes else { return };
-        let can_be = self.patcher.freed() && self.patcher.call_programs(sites);
-        if std::mem::replace(noted, can_be) != can_be {
-            self.counters.note_strangers(can_be);
-        }
     }
 
     /// The tables in which programs count.
@@ -566,6 +534,15 @@ impl Attachment {
     /// # Errors
     /// When guest memory cannot be used.
     pub fn release_init(&mut self, guest: &dyn Guest) -> Result<Restored, TraceError> {
+        self.changes.init_is_over();
+        self.leave_init(guest)
+    }
+
+    /// The same at once, where it will not be seen when the guest frees it.
+    ///
+    /// # Errors
+    /// As [`Attachment::release_init`].
+    pub fn leave_init(&mut self, guest: &dyn Guest) -> Result<Restored, TraceError> {
         let view = View::ram(guest, [self.near; 2]);
         let restored = self.patcher.release_init(&view);
         self.look_at_changes();

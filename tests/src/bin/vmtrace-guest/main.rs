@@ -2,6 +2,9 @@
 //!
 //! ```text
 //! vmtrace-guest getppid N CPU...       N calls on each CPU in turn, pinned
+//! vmtrace-guest forks N CALLS          N processes that execute nothing, with so many calls each
+//! vmtrace-guest executes NAME PROGRAM ARGUMENT...
+//!                                      a thread that was called so executes that
 //! vmtrace-guest files                  a fixed file workload between two calls of getpgid
 //! vmtrace-guest ftrace GLOB files      the same under the guest's own function tracer;
 //!                                      prints `ftrace-function NAME` for each seen
@@ -82,6 +85,7 @@ mod cpus;
 mod devices;
 mod disk;
 mod events;
+mod family;
 mod kcore;
 mod livepatch;
 mod modules;
@@ -116,6 +120,8 @@ fn main() -> Result<()> {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.as_slice() {
         ["getppid", count, cpus @ ..] => getppid(count.parse()?, cpus),
+        ["forks", count, calls] => family::forks(count.parse()?, calls.parse()?),
+        ["executes", name, program, args @ ..] => family::executes(name, program, args),
         ["files"] => files(),
         ["files", "ends"] => files().and_then(|()| ends()),
         ["ftrace", glob, "files"] => ftrace(glob),

@@ -57,7 +57,9 @@ impl Find for Tables<'_> {
             }
             Tally::Nothing => Some(Counts::Nothing),
             Tally::Forget => Some(Counts::Forget),
-            Tally::Follow { own, pid, inside } => Some(Counts::Follow { own, pid, inside }),
+            Tally::Follow { argument, pid, inside } => {
+                Some(Counts::Follow { argument, pid, inside })
+            }
         }
     }
 
