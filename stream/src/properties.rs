@@ -431,6 +431,8 @@ pub(super) fn check_cuts(stream: &[u8]) {
         assert_eq!(offset, end as u64);
     }
     assert!(read(stream).is_ok());
+    let joined = read(&[stream, stream].concat());
+    assert!(matches!(joined, Err(StreamError::Followed { another: true, .. })), "{joined:?}");
     for more in 1..=stream.len() {
         let mut decoder = Decoder::new();
         decoder.feed(stream);

@@ -72,8 +72,9 @@ impl<R: Read> Reader<R> {
     /// The next frame after the header; `None` after the end frame.
     ///
     /// # Errors
-    /// When the source fails, or the stream is torn or damaged. An error of the source
-    /// (such as a timeout) loses nothing: the call may be repeated.
+    /// When the source fails, or the stream is torn, damaged or followed by something (as far as that was read:
+    /// nothing is waited for after the end). An error of the source (such as a timeout) loses nothing: the call may
+    /// be repeated.
     pub fn next_frame(&mut self) -> Result<Option<Frame<'_>>, StreamError> {
         Ok(if self.ready()? { self.decoder.frame() } else { None })
     }
@@ -83,7 +84,10 @@ impl<R: Read> Reader<R> {
         loop {
             match self.decoder.advance()? {
                 Progress::Frame => return Ok(true),
-                Progress::Ended => return Ok(false),
+                Progress::Ended => {
+                    self.decoder.finish()?;
+                    return Ok(false);
+                }
                 Progress::NeedMore => {}
             }
             match self.decoder.read(&mut self.source, CHUNK) {

@@ -412,6 +412,10 @@ impl<W: Write> Write for Refilter<W> {
         while self.decoder.advance().map_err(Error::other)? == Progress::Frame {
             self.frame()?;
         }
+        if self.decoder.has_ended() {
+            // What follows is not kept, however long it is.
+            self.decoder.finish().map_err(Error::other)?;
+        }
         Ok(bytes.len())
     }
 
@@ -439,6 +443,15 @@ mod tests {
             seer.see((at, 0), &names, None);
         }
         assert_eq!(seer.told.len(), 1);
+    }
+
+    // It may be as long as it likes.
+    #[test]
+    fn what_follows_the_end_is_not_kept() {
+        let mut refilter = Refilter::by_names(Vec::new(), Globs::default(), None);
+        refilter.write_all(&sample::stream()).expect("a stream");
+        let error = refilter.write_all(&sample::stream()).expect_err("another one");
+        assert!(error.get_ref().is_some_and(|inner| inner.is::<StreamError>()), "{error}");
     }
 
     #[test]

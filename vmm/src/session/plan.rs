@@ -273,6 +273,8 @@ impl Plan {
             let Some(mut parts) = wanted.remove(site) else { continue };
             let planned = duties.all.get(*of as usize);
             parts.extend(planned.into_iter().flat_map(|duty| duty.parts.clone()));
+            // What is noted of a task here, where it is recorded, is forgotten with the rest.
+            parts.sort_by_key(|part| part.counts == Some(Tally::Forget));
             *of = duties.index(Duty { point, parts });
         }
         for (site, parts) in wanted {

@@ -507,7 +507,8 @@ pub fn run(mut args: Args) -> Result<u8> {
     let code = if choice.emulated {
         emulated::run(args, &watchers, &kernel, initrd, (&disks, shares), &mut guard)
     } else {
-        tracing::uncovered(&kernel, &tracing);
+        let is_chosen = !args.filter.is_empty() || !args.tracer.is_empty();
+        tracing::uncovered(&kernel, &tracing, is_chosen);
         for note in notes {
             say!("vmtrace: {note}");
         }

@@ -4,7 +4,7 @@ use super::{Args, OverflowArg, conditions, times};
 use crate::analyze::latency::EventsOf;
 use crate::condition::Condition;
 use crate::kernel::arguments::ArgumentSpec;
-use crate::kernel::{After, Coverage, ExitKind, Functions, Kernel, Missing};
+use crate::kernel::{Coverage, Functions, Kernel, Missing};
 use crate::machine;
 use crate::serve::{Globs, HistogramSpec, TracerSpec};
 use crate::session::{
@@ -347,36 +347,28 @@ fn endless(kernel: &Kernel, limits: &Limits) -> Result<Option<String>> {
     Ok(Some(format!("--graph-root: what {} functions call is not recorded: {why}", sites.len())))
 }
 
-/// Says which functions are traced without some, or any, of the places where they are left.
-pub(super) fn uncovered(kernel: &Kernel, tracing: &Tracing) {
+/// Says which functions are traced without some, or any, of the places where they are left. `is_chosen`: somebody has
+/// named functions, and can name others.
+pub(super) fn uncovered(kernel: &Kernel, tracing: &Tracing, is_chosen: bool) {
     const EXAMPLES: usize = 3;
     let sites = tracing.returning();
     let Some(exits) = (!sites.is_empty()).then(|| kernel.exits().ok()).flatten() else { return };
     let mut missing: BTreeMap<Missing, Vec<String>> = BTreeMap::new();
     let name = |site: usize| kernel.sites().get(site).and_then(|site| kernel.site_name(site));
-    let entry = |site: usize| kernel.sites().get(site).map(|site| site.entry);
-    let returning: BTreeSet<u64> = sites.iter().filter_map(|&site| entry(site)).collect();
-    let mut jumping = Vec::new();
-    let all = sites.len();
-    for site in sites {
+    for &site in &sites {
         if let Coverage::Partial(reason) | Coverage::None(reason) = exits.coverage(site) {
             missing.entry(reason).or_default().extend(name(site).map(str::to_owned));
-            continue;
-        }
-        // Where that function returns is traced only if it is.
-        let elsewhere = exits.of(site).iter().find_map(|exit| match exit.kind {
-            ExitKind::Jump { target } if exit.after == After::Nothing => {
-                (!returning.contains(&target)).then_some(target)
-            }
-            _ => None,
-        });
-        if let Some((name, target)) = name(site).zip(elsewhere) {
-            let target = kernel.symbols().names_at(target).next().unwrap_or("another");
-            jumping.push(format!("{name} to {target}"));
         }
     }
+    let jumping = if is_chosen { tracing.jumping(kernel) } else { BTreeMap::new() };
+    let jumping = jumping.iter().filter_map(|(&site, &target)| {
+        let target = kernel.symbols().names_at(target).next().unwrap_or("another");
+        Some(format!("{} to {target}", name(site)?))
+    });
+    let (all, jumping): (_, Vec<String>) = (sites.len(), jumping.collect());
     let missing = missing.into_iter().map(|(reason, names)| (reason.to_string(), names));
-    let why = "they may be left by a jump to a function whose returns are not traced: trace that, too";
+    let why =
+        "they may be left by a jump to a function whose returns are not traced: trace that, too";
     let jumping = (!jumping.is_empty()).then(|| (why.to_owned(), jumping));
     for (reason, names) in missing.chain(jumping) {
         let examples = names.get(..EXAMPLES.min(names.len())).unwrap_or_default().join(", ");

@@ -205,7 +205,8 @@ impl Parquet {
         };
         let row = Row {
             end,
-            start: at.saturating_sub(took),
+            // Not before the clock's start, as everywhere.
+            start: at.saturating_sub(took).max(0),
             stop: at,
             stop_vcpu: ret.vcpu.into(),
             vcpu: ret.vcpu.into(),
