@@ -36,10 +36,13 @@ use std::time::Duration;
 
 /// Records taken from one ring at a time.
 const BATCH: usize = 2048;
-/// Rest between two passes while records come, and while none do. A ring of 4 MiB
+/// Rest between two passes while a ring gets full, and while none does. A ring of 4 MiB
 /// takes 5 ms to fill at 25 million records a second.
 const BUSY_REST: Duration = Duration::from_micros(500);
 const IDLE_REST: Duration = Duration::from_millis(3);
+/// A ring of which so much was taken in a pass, one part of so many, may get full in a longer rest. Who passes more often
+/// takes the CPU from the guest where there is but one.
+const MUCH: u64 = 16;
 /// A flight recorder is read at the end; until then marks and consumers come, and tasks are
 /// looked at.
 const RECORDER_REST: Duration = Duration::from_millis(20);
@@ -55,6 +58,8 @@ pub struct Drain {
     writer: Writer<Hub>,
     joins: Receiver<Join>,
     readers: Vec<RingReader>,
+    /// Whether one of them would soon be full.
+    has_much: bool,
     exits: Exits,
     tasks: TaskNames,
     memory: Box<dyn Guest + Send>,
@@ -124,6 +129,7 @@ impl Drain {
             marked: 0,
             reach: None,
             live: readers.iter().any(|reader| !reader.overwrites()),
+            has_much: false,
             readers,
             exits: Exits::new(exits, header.clock_hz, clock.started),
             tasks: TaskNames::new(tasks),
@@ -170,7 +176,10 @@ impl Drain {
             // there, or waits.
             let room = self.has_room();
             self.waits.close(!room);
-            let busy = room && self.pass()?;
+            if room {
+                self.pass()?;
+            }
+            let busy = room && self.has_much();
             let rest = match (busy, self.live) {
                 (true, _) => BUSY_REST,
                 (false, true) => IDLE_REST,
@@ -373,7 +382,9 @@ impl Drain {
             self.look()?;
         }
         let mut any = false;
+        self.has_much = false;
         for vcpu in 0..self.orders.len() {
+            let mut taken = 0;
             // Between two kernels there is no ring.
             let mut empty = self.readers.get(vcpu).is_none();
             // Before the ring: when that is empty then, it has had all records from before them.
@@ -391,10 +402,12 @@ impl Drain {
                 };
                 let Some(order) = self.orders.get_mut(vcpu) else { break };
                 order.resume(&mut self.raw);
-                let before = self.raw.records.len();
+                let (before, held) = (self.raw.records.len(), self.raw.bytes());
                 let lost = reader.drain(&mut self.raw);
                 let more = !self.raw.has_room() || lost > 0;
                 any |= self.raw.records.len() > before;
+                taken += self.raw.bytes() - held;
+                self.has_much |= lost > 0 || taken >= reader.capacity() / MUCH;
                 // Only now: what interrupted the writer of a record that was taken is to be seen.
                 empty = reader.is_empty();
                 order.settle(&mut self.raw, empty || lost > 0);
@@ -428,6 +441,12 @@ impl Drain {
             self.writer.flush()?;
         }
         Ok(any)
+    }
+
+    /// Whether so much was there in the last pass that a ring may get full before a later one.
+    #[must_use]
+    pub fn has_much(&self) -> bool {
+        self.has_much
     }
 
     /// Makes marks of the lines of the console, and of when all vCPUs waited.

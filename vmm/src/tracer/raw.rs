@@ -1,6 +1,6 @@
 //! Records as programs write them.
 
-use vmtrace_trampolines::layout::Info;
+use vmtrace_trampolines::layout::{COMMON_SIZE, Info};
 
 /// A record as a program wrote it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,6 +68,12 @@ impl RawBatch {
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.records.len() < self.records.capacity()
+    }
+
+    /// Bytes that these records took in their ring.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        (self.records.len() * COMMON_SIZE + self.extra.len() * size_of::<u64>()) as u64
     }
 
     /// Forgets all.

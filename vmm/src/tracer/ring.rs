@@ -115,6 +115,12 @@ impl RingReader {
         self.totals
     }
 
+    /// Bytes of records that the ring holds.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        self.ring.capacity()
+    }
+
     /// Whether programs overwrite what was not taken out.
     #[must_use]
     pub fn overwrites(&self) -> bool {

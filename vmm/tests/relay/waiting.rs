@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use vmtrace::relay::{Drain, Grace, Waiting};
 use vmtrace::stream::{Mark, MarkKind, Reader, Summary, Waits};
 
+use vmtrace_trampolines::layout::COMMON_SIZE;
+
 use crate::rings::Rings;
 use crate::{Sink, TIME};
 
@@ -97,4 +99,20 @@ fn writers_are_let_go_where_waiting_does_not_help() {
     }
     let [(250_000_000, text)] = &pauses[..] else { panic!("{pauses:?}") };
     assert!(text.contains("took nothing"), "{text}");
+}
+
+// A relay that passes again at once although little came takes the CPU from a guest that shares it; one that rests
+// for long although much came loses records.
+#[test]
+fn rests_are_short_only_where_a_ring_gets_full() {
+    let rings = Rings::new(2);
+    let (setup, _joining) = rings.setup(Box::new(Sink::default()));
+    let all = setup.readers[1].capacity() / COMMON_SIZE as u64;
+    let mut drain = Drain::start(setup).unwrap();
+    let much = [0, 1, all / 20, all / 15, all / 2, 1, 0].map(|count| {
+        (0..count).for_each(|number| rings.hit(1, rings.record(number)));
+        drain.pass().unwrap();
+        drain.has_much()
+    });
+    assert_eq!(much, [false, false, false, true, true, false, false]);
 }
