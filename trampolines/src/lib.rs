@@ -13,6 +13,7 @@ mod displacement;
 pub mod family;
 pub mod histogram;
 pub mod layout;
+pub mod marks;
 pub mod nesting;
 mod program;
 mod reads;

@@ -4,6 +4,7 @@ use crate::callers::{CALLERS, Callers};
 use crate::condition::{Condition, Operand, Test, extended};
 use crate::histogram::{Calls, Ended, OPEN, Sorted};
 use crate::layout::{COMMON_SIZE, Info, MAX_RECORD};
+use crate::marks::Marks;
 use crate::nesting::{Call, NESTS, Nesting};
 
 /// What happens when a ring is full.
@@ -261,6 +262,9 @@ pub enum Counts {
     /// Calls of which cannot be told whether they are meant, all in [one counter](Calls::UNTOLD): left for another
     /// function, which returns in their place, at [`Point::Tail`].
     Untold(Calls),
+    /// Nothing: a call has gone on in another function, at [`Point::Tail`] (x86-64: of a direct jump). Its end is
+    /// [looked for](Program::marked) there.
+    Mark(Marks),
 }
 
 impl Counts {
@@ -275,7 +279,7 @@ impl Counts {
             | Self::Sort(..)
             | Self::Begin(..) => point == Point::Entry,
             Self::End(..) => point != Point::Entry,
-            Self::Untold(_) => point == Point::Tail,
+            Self::Untold(_) | Self::Mark(_) => point == Point::Tail,
         }
     }
 
@@ -290,6 +294,7 @@ impl Counts {
                 histograms.map_or(Ok(()), Counters::check).and_then(|()| check_calls(calls))
             }
             Self::Untold(calls) => check_calls(calls),
+            Self::Mark(marks) => marks.check(),
             Self::End(calls, ended) => {
                 check_calls(calls)?;
                 match ended {
@@ -403,6 +408,8 @@ pub struct Program {
     pub since: Option<Calls>,
     /// Only calls that are nested so; `None` for all.
     pub nesting: Option<Nesting>,
+    /// Only calls that have gone on here from elsewhere: their marks are taken with this. `None` for all.
+    pub marked: Option<Marks>,
 }
 
 /// Why a program cannot be compiled.
@@ -558,6 +565,13 @@ impl Program {
                 return Err(ProgramError::Counts("does not look for what has begun"));
             }
             check_calls(calls)?;
+        }
+        if let Some(marks) = self.marked {
+            let records = self.counts.is_none() && self.since.is_none();
+            if self.point == Point::Entry || !records {
+                return Err(ProgramError::Counts("does not look for what has gone on"));
+            }
+            marks.check()?;
         }
         if let Some(condition) = &self.condition {
             self.check_condition(condition)?;

@@ -68,6 +68,7 @@ impl Random {
             counts: None,
             since: None,
             nesting: None,
+            marked: None,
         }
     }
 }

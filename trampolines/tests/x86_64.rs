@@ -118,6 +118,7 @@ fn a_tail_call_through_a_register_goes_on_and_tells_where() {
         counts: None,
         since: None,
         nesting: None,
+        marked: None,
     };
     for addressing in [Addressing::PerCpu, Addressing::Shared] {
         for overflow in [Overflow::Drop, Overflow::Overwrite] {

@@ -291,13 +291,7 @@ fn programs_stop_where_they_say_and_never_once_tracing_has_ended() {
         let trap = TRAPS[usize::from(fake.kernel.arch() == Arch::Riscv64)];
         let duty = |number| {
             let counts = Some(Tally::Stop { number, since: None });
-            let part = |tracer, counts| Part {
-                tracer,
-                fields: vec![],
-                condition: None,
-                counts,
-                nested: None,
-            };
+            let part = |tracer, counts| Part { tracer, counts, ..Part::default() };
             Duty { point: Point::Entry, parts: vec![part(255, counts), part(0, None)] }
         };
         let made = attachment.program(&fake, &fake.kernel, &duty(3));
@@ -453,8 +447,7 @@ fn every_function_has_a_histogram_of_its_own_for_each_vcpu() {
         ];
         for (point, tally) in tallies {
             let counts = Some(tally);
-            let part =
-                |tracer| Part { tracer, fields: vec![], condition: None, counts, nested: None };
+            let part = |tracer| Part { tracer, counts, ..Part::default() };
             let duty = |tracer| Duty { point, parts: vec![part(tracer)] };
             assert!(attachment.program(&fake, &fake.kernel, &duty(3)).is_ok(), "{name}: {tally:?}");
             // Whose calls are nowhere.

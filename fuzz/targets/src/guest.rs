@@ -391,8 +391,7 @@ fn duty(input: &mut Input<'_>, point: Point) -> Duty {
         tracer,
         fields: fields.clone(),
         condition: condition(tracer),
-        counts: None,
-        nested: None,
+        ..Part::default()
     });
     Duty { point, parts: parts.collect() }
 }

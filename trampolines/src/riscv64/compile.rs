@@ -37,6 +37,10 @@ pub fn compile(
     values: &Values,
 ) -> Result<Code, ProgramError> {
     program.check()?;
+    // There are no tail calls.
+    if program.marked.is_some() {
+        return Err(ProgramError::Counts("is for jumps to other functions"));
+    }
     let make = |reach| match program.counts {
         Some(counts) => count(program, counts, (values, reach)),
         None => record(program, overflow, (values, reach)),

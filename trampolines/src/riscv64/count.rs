@@ -90,7 +90,9 @@ pub(super) fn count(
             None
         }
         // There are no tail calls.
-        Counts::Untold(_) => return Err(ProgramError::Counts("is for jumps to other functions")),
+        Counts::Untold(_) | Counts::Mark(_) => {
+            return Err(ProgramError::Counts("is for jumps to other functions"));
+        }
         Counts::End(calls, ended) => {
             end(&mut ops, (calls, ended), leave)?;
             None

@@ -2,6 +2,7 @@
 
 use super::condition::{Tests, follow};
 use super::count::{Told, count, count_down};
+use super::marks::{mark, marked};
 use super::nesting::{behind, nested};
 use super::operands::{ABOVE_SPENT, ARGUMENTS, Assembler, ENDING, Operands, RDX, disp, exchange};
 use super::read::{finish, read};
@@ -45,6 +46,9 @@ pub fn compile(
         }
         _ => Ok(()),
     };
+    if let Some(marks) = program.marked {
+        marked(&mut ops, point, marks, ends)?;
+    }
     if !program.nests_first() {
         test(&mut ops)?;
     }
@@ -83,6 +87,7 @@ pub fn compile(
             others = Some(end_sorted(&mut ops, point, (calls, ended))?);
         }
         (Some(Counts::Untold(calls)), _) => untold(&mut ops, calls)?,
+        (Some(Counts::Mark(marks)), _) => mark(&mut ops, marks)?,
         (None, Point::Tail) if since.is_some() => tail(&mut ops, program, &operands, values)?,
         (None, Point::Entry | Point::Tail) => {
             entry(&mut ops, program, &operands, values, &mut reads)?;

@@ -15,6 +15,8 @@ mod compile;
 mod condition;
 #[allow(clippy::useless_conversion, reason = "of the assembler's macro")]
 mod count;
+#[allow(clippy::useless_conversion, reason = "of the assembler's macro")]
+mod marks;
 mod nesting;
 mod operands;
 mod read;

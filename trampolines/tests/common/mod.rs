@@ -98,6 +98,7 @@ pub(crate) fn entry_program() -> Program {
         counts: None,
         since: None,
         nesting: None,
+        marked: None,
     }
 }
 

@@ -40,6 +40,7 @@ pub(crate) fn with(point: Point, fields: &[Field]) -> Program {
         counts: None,
         since: None,
         nesting: None,
+        marked: None,
     }
 }
 

@@ -40,6 +40,8 @@ struct PartFormat {
     tracer: u8,
     stack: bool,
     value: bool,
+    /// It is the end of calls of other functions.
+    aid: bool,
     /// Words of its values: where they begin, how many there are, and the bit of their failure.
     values: Vec<(usize, usize, u32)>,
 }
@@ -66,6 +68,7 @@ impl Format {
                 tracer: part.tracer,
                 stack: part.fields.contains(&Field::Stack),
                 value: part.fields.contains(&Field::Value),
+                aid: part.aid,
                 values: values.filter_map(value).collect(),
             }
         };
@@ -99,6 +102,9 @@ impl Format {
     #[inline]
     pub(super) fn shape(&self) -> Option<(Shape, u8)> {
         let [part] = &self.parts[..] else { return None };
+        if part.aid {
+            return None;
+        }
         let shape = match (self.point, self.words, part.stack) {
             (Point::Entry, 0, _) => Shape::Entry,
             (Point::Entry, 1, true) => Shape::Frame,
@@ -170,11 +176,15 @@ impl Format {
                         Some(sp) => batch.push_frame(entry.with_sp(sp)),
                     }
                 }
+                Point::Tail if part.aid => {
+                    let ret = ReturnRecord::new(time, function, caller, pid, sp.unwrap_or(0));
+                    batch.push_return(ret.of_tracer(part.tracer).of_aid());
+                }
                 Point::Return => {
                     let sp = sp.unwrap_or(0);
                     let ret = ReturnRecord::new(time, function, caller, pid, sp);
                     let mut ret = ret.of_tracer(part.tracer);
-                    if place.end == End::Aid {
+                    if place.end == End::Aid || part.aid {
                         ret = ret.of_aid();
                     }
                     match field(self.value).filter(|_| part.value) {

@@ -91,6 +91,9 @@ impl Controller {
             attachment.counters().open_calls(part.keeper())?;
         }
         for part in plan.duties.iter().flat_map(|duty| &duty.parts) {
+            if part.needs_marks() {
+                attachment.counters().make_marks(part.keeper())?;
+            }
             if let Some(Nested { depth, .. }) = part.nested {
                 attachment.counters().make_nests(part.keeper(), depth)?;
             }

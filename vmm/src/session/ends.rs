@@ -178,7 +178,7 @@ impl Parted {
     pub(super) fn begin(&self, tracer: u8, keeper: Keeper) -> Option<Part> {
         let condition = unless_empty(self.entry.clone()?);
         let counts = Some(Tally::Open(keeper));
-        Some(Part { tracer, fields: Vec::new(), condition, counts, nested: None })
+        Some(Part { tracer, condition, counts, ..Part::default() })
     }
 
     /// What is decided where the function is left this way. `None` where a jump has ended the call already.
@@ -220,7 +220,7 @@ impl Tracer {
         if timed && !untold {
             fields.push(Field::Duration);
         }
-        Some(Part { tracer: number, fields, condition, counts, nested: None })
+        Some(Part { tracer: number, fields, condition, counts, ..Part::default() })
     }
 }
 
@@ -249,7 +249,7 @@ impl Trigger {
             true => Tally::Untold { keeper, timed },
             false => Tally::Stop { number: self.number, since: timed.then_some(keeper) },
         });
-        Some(Part { tracer: NOBODY, fields: Vec::new(), condition, counts, nested: None })
+        Some(Part { tracer: NOBODY, condition, counts, ..Part::default() })
     }
 }
 

@@ -106,10 +106,9 @@ impl Follow {
     pub(super) fn parts(&self) -> Vec<(usize, Vec<Part>)> {
         let part = |condition: Option<&Compiled>, counts| Part {
             tracer: NOBODY,
-            fields: Vec::new(),
             condition: condition.cloned(),
             counts: Some(counts),
-            nested: None,
+            ..Part::default()
         };
         let note = |condition: &Compiled, (argument, inside)| {
             part(Some(condition), Tally::Follow { argument, pid: self.pid, inside })

@@ -101,7 +101,7 @@ fn sorts(part: &Part) -> bool {
         Some(Tally::Callers(_) | Tally::Sort(..) | Tally::Begin(_) | Tally::End(_))
     );
     // Nor if only the end of a call says whether it is meant, or what it is called in.
-    sorts || part.needs_open_calls() || part.nested.is_some()
+    sorts || part.needs_open_calls() || part.needs_marks() || part.nested.is_some()
 }
 
 impl Controller {

@@ -4,6 +4,7 @@
 //! other. The controller below is a small state machine over the machine's
 //! events; the [`relay`](crate::relay) has a thread of its own.
 
+mod aids;
 mod anew;
 mod annex;
 mod anomaly;

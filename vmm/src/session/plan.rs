@@ -1,5 +1,6 @@
 //! What each site and each exit has to do, for all tracers together.
 
+use super::aids::{self, Aids};
 use super::duties::{Duties, Sets};
 use super::follow::Follow;
 use super::limits::{Entered, Going};
@@ -109,7 +110,8 @@ impl Plan {
         }
         // Who jumps to what cannot be traced ends where that does.
         let mut aided: FxHashMap<u32, u32> = FxHashMap::default();
-        let mut leaving: FxHashMap<(u32, Way, Going), u32> = FxHashMap::default();
+        let mut leaving: FxHashMap<(u32, Way, Going, [u32; 2]), u32> = FxHashMap::default();
+        let aids = Aids::of(tracing, exits, &graphed, &sets);
         let entered = Entered::of(
             present.iter().filter(|(_, it)| it.limits.is_limited()).map(|(_, it)| &it.sites[..]),
             numbered(of_modules, exits).map(|(_, exit)| exit),
@@ -121,14 +123,29 @@ impl Plan {
                 (Exit::NO_SITE, Some(group)) => aided.get(&group).copied(),
                 (site, _) => graphed.get(site as usize).copied(),
             };
-            let Some(set) = set.filter(|&set| set != Sets::NONE) else { continue };
-            if let (true, Some(group)) = (exit.site != Exit::NO_SITE, group) {
+            let of_module = at < of_modules.len();
+            let (marking, ending) = if of_module { Default::default() } else { aids.of_exit(exit) };
+            let set = set.unwrap_or(Sets::NONE);
+            if set == Sets::NONE && ending.is_empty() {
+                continue;
+            }
+            if let (true, true, Some(group)) =
+                (set != Sets::NONE, exit.site != Exit::NO_SITE, group)
+            {
                 let both = aided.get(&group).map_or(set, |&before| sets.union(before, set));
                 aided.insert(group, both);
             }
             let way = Way::of(exit);
-            let going = entered.going(exit, at < of_modules.len());
-            let duty = || leave(tracing, sets.get(set), exit, (way, going));
+            let going = entered.going(exit, of_module);
+            let aided = [marking, ending].map(|numbers| sets.id(numbers));
+            let duty = || {
+                let Duty { point, mut parts } =
+                    leave(tracing, (sets.get(set), marking), exit, (way, going));
+                parts.extend(marking.iter().filter_map(|&it| aids::mark(tracing, it, exit)));
+                let others = ending.iter().filter(|it| !sets.get(set).contains(it));
+                parts.extend(others.filter_map(|&number| aids::end(tracing, number)));
+                Duty { point, parts }
+            };
             let site = exit.site as usize;
             let mut tracers = sets.get(set).iter().filter_map(|&number| tracing.numbered(number));
             let own = tracers.any(|(_, tracer)| match &tracer.histogram {
@@ -136,7 +153,7 @@ impl Plan {
                 None if tracer.ends().is_some() => true,
                 None => way == Way::Return && tracer.values.results.contains_key(&site),
             });
-            let known = leaving.get(&(set, way, going)).filter(|_| !own);
+            let known = leaving.get(&(set, way, going, aided)).filter(|_| !own);
             let duty = match known {
                 Some(&duty) => duty,
                 None => {
@@ -148,7 +165,7 @@ impl Plan {
                 }
             };
             if !own {
-                leaving.insert((set, way, going), duty);
+                leaving.insert((set, way, going, aided), duty);
             }
             plan.exits.push((index, duty));
         }
@@ -240,7 +257,7 @@ impl Plan {
         let part = |(tracer, of): (u8, &Tracer)| {
             let counts = Some(Tally::Nothing);
             let nested = Some(of.limits.first()?);
-            Some(Part { tracer, fields: Vec::new(), condition: None, counts, nested })
+            Some(Part { tracer, counts, nested, ..Part::default() })
         };
         let parts: Vec<_> = limited.filter_map(part).collect();
         if !parts.is_empty() {
@@ -336,8 +353,13 @@ fn unfired(tracing: &Tracing) -> Vec<&Trigger> {
     unfired
 }
 
-/// What an exit has to do for these tracers.
-fn leave(tracing: &Tracing, tracers: &[u8], exit: &Exit, (way, going): (Way, Going)) -> Duty {
+/// What an exit has to do for these tracers, some of which see where its calls end after a jump.
+fn leave(
+    tracing: &Tracing,
+    (tracers, marking): (&[u8], &[u8]),
+    exit: &Exit,
+    (way, going): (Way, Going),
+) -> Duty {
     let fields = |tracer: &Tracer| match way {
         Way::Return => tracer.return_fields(exit.site),
         Way::Aid | Way::Jump => vec![Field::Stack],
@@ -355,12 +377,13 @@ fn leave(tracing: &Tracing, tracers: &[u8], exit: &Exit, (way, going): (Way, Goi
         // What has begun is what is meant.
         Some(histogram) => {
             let counts = Some(histogram.exit(site, way)?);
-            Some(Part { tracer, fields: Vec::new(), condition: None, counts, nested: None })
+            Some(Part { tracer, counts, ..Part::default() })
         }
         None => {
             let condition = wants.condition(site);
+            let going = if marking.contains(&tracer) { Going::Aided } else { going };
             let nested = wants.limits.end(way, going, false);
-            Some(Part { tracer, fields: fields(wants), condition, counts: None, nested })
+            Some(Part { tracer, fields: fields(wants), condition, nested, ..Part::default() })
         }
     };
     Duty { point, parts: parts.filter_map(part).collect() }

@@ -88,6 +88,7 @@ impl Tracer {
                 condition: self.condition(site),
                 counts: self.tally(site),
                 nested,
+                aid: false,
             });
         };
         let begin = ends.ends(site)?.begin(number, Keeper::Tracer(number))?;

@@ -149,10 +149,9 @@ impl Trigger {
         }
         Some(Part {
             tracer: NOBODY,
-            fields: Vec::new(),
             condition: self.condition.as_ref().and_then(|condition| condition.at(site)),
             counts: Some(Tally::Stop { number: self.number, since: None }),
-            nested: None,
+            ..Part::default()
         })
     }
 

@@ -6,6 +6,7 @@
 //! of the host.
 
 mod callers;
+mod marks;
 mod nests;
 mod resting;
 mod stops;
@@ -185,6 +186,8 @@ pub struct Counters {
     open: BTreeMap<Keeper, u64>,
     /// What tells how deep calls are, in the same way, with the depth.
     nests: BTreeMap<Keeper, (Option<u8>, u64)>,
+    /// Marks of calls that go on in functions whose own calls are not traced, in the same way.
+    marks: BTreeMap<Keeper, u64>,
     /// What was taken of a counter: by its place in the area.
     taken: FxHashMap<u64, u64>,
     /// What it said when all was to begin anew.
@@ -201,7 +204,7 @@ impl Counters {
             None => (None, area.len),
         };
         let area = Area { len, ..area };
-        let (open, nests) = (BTreeMap::new(), BTreeMap::new());
+        let (open, nests, marks) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let (used, shared) = (0, false);
         Self {
             memory,
@@ -217,6 +220,7 @@ impl Counters {
             callers: callers::Tables::default(),
             open,
             nests,
+            marks,
             taken,
             cleared,
         }

@@ -8,6 +8,8 @@ pub(super) use numbers::Programs;
 
 use super::counters::{Keeper, Kind};
 use vmtrace_trampolines::histogram::{Calls, Sorted};
+#[cfg(doc)]
+use vmtrace_trampolines::marks::Marks;
 use vmtrace_trampolines::nesting::Call;
 #[cfg(doc)]
 use vmtrace_trampolines::nesting::Nesting;
@@ -24,7 +26,7 @@ pub struct Duty {
 }
 
 /// What one tracer wants of a record.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Part {
     /// The tracer's number.
     pub tracer: u8,
@@ -36,6 +38,9 @@ pub struct Part {
     pub counts: Option<Tally>,
     /// How its calls are nested; `None`: in any way.
     pub nested: Option<Nested>,
+    /// It is the end of calls that the tracer has [marked](Tally::Mark) where they went on in this function, whose own
+    /// calls it does not trace.
+    pub aid: bool,
 }
 
 /// How calls are nested that are meant: see [`Nesting`].
@@ -89,6 +94,8 @@ pub enum Tally {
         /// Whether its beginning was kept.
         timed: bool,
     },
+    /// Nothing: a call goes on in another function whose end is [its own](Part::aid).
+    Mark,
 }
 
 /// By what calls are sorted when they end.
@@ -114,7 +121,8 @@ impl Tally {
             | Self::Forget
             | Self::End(_)
             | Self::Open(_)
-            | Self::Untold { .. } => None,
+            | Self::Untold { .. }
+            | Self::Mark => None,
         }
     }
 
@@ -132,7 +140,8 @@ impl Tally {
             | Self::Forget
             | Self::End(_)
             | Self::Open(_)
-            | Self::Untold { .. } => self,
+            | Self::Untold { .. }
+            | Self::Mark => self,
         }
     }
 
@@ -173,6 +182,12 @@ impl Part {
         sorts || self.needs_open_calls() || self.nested.is_some()
     }
 
+    /// Whether its program makes or takes [marks](Marks).
+    #[must_use]
+    pub fn needs_marks(&self) -> bool {
+        self.aid || self.counts == Some(Tally::Mark)
+    }
+
     /// Whether its program needs what is kept of [open calls](Calls), without histograms.
     #[must_use]
     pub fn needs_open_calls(&self) -> bool {
@@ -193,7 +208,7 @@ impl Duty {
         let fields = fields.to_vec();
         let part = |tracer| {
             let fields = fields.clone();
-            Part { tracer, fields, condition: None, counts: None, nested: None }
+            Part { tracer, fields, ..Part::default() }
         };
         Self { point, parts: tracers.into_iter().map(part).collect() }
     }
@@ -233,10 +248,12 @@ impl Duty {
             let same = |record: &&mut Self| {
                 let alone = matches!(part.counts, Some(Tally::End(_) | Tally::Begin(_)))
                     || part.needs_open_calls()
+                    || part.needs_marks()
                     || part.nested.is_some();
                 record.nested() == part.nested
                     && record.condition() == part.condition.as_ref()
                     && record.tally() == part.counts
+                    && record.is_aid() == part.aid
                     && (!alone || record.keeper() == part.keeper())
             };
             match records.iter_mut().find(same) {
@@ -253,8 +270,11 @@ impl Duty {
     /// The same of all calls, and recorded, not counted.
     #[must_use]
     pub fn of_all_calls(&self) -> Self {
-        let part =
-            |part: &Part| Part { condition: None, counts: None, nested: None, ..part.clone() };
+        let part = |part: &Part| Part {
+            tracer: part.tracer,
+            fields: part.fields.clone(),
+            ..Part::default()
+        };
         Self { point: self.point, parts: self.parts.iter().map(part).collect() }
     }
 
@@ -264,6 +284,10 @@ impl Duty {
 
     fn nested(&self) -> Option<Nested> {
         self.parts.first().and_then(|part| part.nested)
+    }
+
+    fn is_aid(&self) -> bool {
+        self.parts.first().is_some_and(|part| part.aid)
     }
 
     fn tally(&self) -> Option<Tally> {
@@ -281,13 +305,24 @@ impl Duty {
     }
 
     /// The program for one of its [records](Self::records), which counts like this, of calls that begin there if
-    /// it is about such. Durations are still in nanoseconds.
+    /// it is about such. Durations are still in nanoseconds, and what its calls are nested in and marked by is not yet
+    /// there.
     #[must_use]
     pub fn program(&self, number: u16, counts: Option<Counts>, calls: Option<Calls>) -> Program {
         let tracers = u16::try_from(self.parts.len()).unwrap_or(u16::MAX);
         let (point, fields, condition) = (self.point, self.fields(), self.condition().cloned());
         let since = calls.filter(|_| self.is_timed());
-        Program { number, tracers, point, fields, condition, counts, since, nesting: None }
+        Program {
+            number,
+            tracers,
+            point,
+            fields,
+            condition,
+            counts,
+            since,
+            nesting: None,
+            marked: None,
+        }
     }
 }
 
@@ -300,13 +335,8 @@ mod tests {
     #[test]
     fn a_record_has_what_any_tracer_wants_in_an_order_that_can_be() {
         let read = Field::Read(Read::new(0, &[8], Last::Words { offset: 0, words: 1 }).unwrap());
-        let part = |tracer, fields: &[Field]| Part {
-            tracer,
-            fields: fields.to_vec(),
-            condition: None,
-            counts: None,
-            nested: None,
-        };
+        let part =
+            |tracer, fields: &[Field]| Part { tracer, fields: fields.to_vec(), ..Part::default() };
         let parts = vec![
             part(0, &[Field::Argument(1)]),
             part(3, &[read, Field::Argument(1), Field::Failed, Field::Stack]),

@@ -15,9 +15,8 @@ pub(crate) fn assert_ends_stop(fake: &Fake, mut attachment: Attachment, name: &s
     let part = |tracer, fields: &[Field], counts| Part {
         tracer,
         fields: fields.to_vec(),
-        condition: None,
         counts,
-        nested: None,
+        ..Part::default()
     };
     attachment.stop_by(fake.trap());
     let prepared = exits.iter().enumerate().filter(|(_, exit)| {

@@ -6,6 +6,7 @@ use crate::tracer::counters::{Counters, Keeper};
 use crate::tracer::readable;
 use vmtrace_trampolines::Counts;
 use vmtrace_trampolines::histogram::{Calls, Ended};
+use vmtrace_trampolines::marks::Marks;
 use vmtrace_trampolines::nesting::Nesting;
 
 /// `THREAD_SIZE` of kernels that do not tell it: 16 KiB, as both architectures have it unless they are built with KASAN
@@ -19,6 +20,9 @@ pub(in crate::tracer) trait Find {
 
     /// Somebody's open calls.
     fn calls(&self, keeper: Keeper) -> Option<Calls>;
+
+    /// Somebody's marks.
+    fn marks(&self, keeper: Keeper) -> Option<Marks>;
 
     /// What tells how somebody's calls are nested.
     fn nesting(&self, keeper: Keeper, nested: Nested) -> Option<Nesting>;
@@ -55,6 +59,7 @@ impl Find for Tables<'_> {
                 let counter = self.counters.find_stop(number).filter(|_| !self.trap.is_empty())?;
                 Some(Counts::Down { number, counter, trap: self.trap })
             }
+            Tally::Mark => Some(Counts::Mark(self.marks(keeper)?)),
             Tally::Nothing => Some(Counts::Nothing),
             Tally::Forget => Some(Counts::Forget),
             Tally::Follow { argument, pid, inside } => {
@@ -65,6 +70,10 @@ impl Find for Tables<'_> {
 
     fn calls(&self, keeper: Keeper) -> Option<Calls> {
         self.counters.calls(keeper)
+    }
+
+    fn marks(&self, keeper: Keeper) -> Option<Marks> {
+        self.counters.marks(keeper)
     }
 
     fn nesting(&self, keeper: Keeper, Nested { depth, call }: Nested) -> Option<Nesting> {

@@ -109,7 +109,12 @@ impl Programs {
             }
             None => None,
         };
-        let alike = (Program { nesting, ..key.0.program(0, counts, calls) }, next);
+        let marked = if key.0.is_aid() {
+            Some(find.marks(key.0.keeper()).ok_or(TraceError::NotCounted)?)
+        } else {
+            None
+        };
+        let alike = (Program { nesting, marked, ..key.0.program(0, counts, calls) }, next);
         let number = match self.rested(&alike, RESTING) {
             Some(number) => self.pass_on(number),
             None => match self.add(&alike, make) {
@@ -246,6 +251,7 @@ mod tests {
     use crate::tracer::counters::Keeper;
     use crate::tracer::programs::{Nested, Part};
     use vmtrace_trampolines::histogram::Calls;
+    use vmtrace_trampolines::marks::Marks;
     use vmtrace_trampolines::nesting::{Call, Nesting};
     use vmtrace_trampolines::{Condition, Counters, Counts, Point};
 
@@ -258,6 +264,10 @@ mod tests {
         }
 
         fn calls(&self, _: Keeper) -> Option<Calls> {
+            None
+        }
+
+        fn marks(&self, _: Keeper) -> Option<Marks> {
             None
         }
 
@@ -279,6 +289,10 @@ mod tests {
             None
         }
 
+        fn marks(&self, _: Keeper) -> Option<Marks> {
+            None
+        }
+
         fn nesting(&self, keeper: Keeper, Nested { depth, call }: Nested) -> Option<Nesting> {
             let Keeper::Tracer(tracer) = keeper else { return None };
             Some(Nesting { address: u64::from(tracer) << 24, stack_bits: 14, depth, call })
@@ -291,10 +305,8 @@ mod tests {
         let root = Call::Root { again: true };
         let part = |tracer, call: Option<Call>| Part {
             tracer,
-            fields: vec![],
-            condition: None,
-            counts: None,
             nested: call.map(|call| Nested { depth: None, call }),
+            ..Part::default()
         };
         let parts = [part(0, Some(root)), part(1, Some(root)), part(2, None), part(3, None)];
         let duty = Duty { point: Point::Entry, parts: parts.to_vec() };
@@ -337,10 +349,8 @@ mod tests {
     fn tracers_with_other_conditions_have_records_of_their_own() {
         let part = |tracer, condition: Option<usize>| Part {
             tracer,
-            fields: vec![],
             condition: condition.map(|count| Condition::Any(vec![Condition::All(vec![]); count])),
-            counts: None,
-            nested: None,
+            ..Part::default()
         };
         let parts = |list: &[(u8, Option<usize>)]| Duty {
             point: Point::Entry,
@@ -377,8 +387,7 @@ mod tests {
     // for a record for ever.
     #[test]
     fn tracers_that_count_have_programs_of_their_own() {
-        let part =
-            |tracer, counts| Part { tracer, fields: vec![], condition: None, counts, nested: None };
+        let part = |tracer, counts| Part { tracer, counts, ..Part::default() };
         let table = |number| Some(Tally::Table(number));
         let parts = vec![part(0, table(4)), part(1, None), part(2, table(5)), part(3, None)];
         let duty = Duty { point: Point::Entry, parts };
@@ -482,10 +491,8 @@ mod tests {
         let mut programs = Programs::default();
         let part = |tracer, holds: bool| Part {
             tracer,
-            fields: vec![],
             condition: holds.then(|| Condition::All(vec![])),
-            counts: None,
-            nested: None,
+            ..Part::default()
         };
         // Goes on to a program of all calls, which is that of `(0, false)` alone.
         let both = |first, second| Duty {

@@ -1,0 +1,317 @@
+//! Ends of calls that go on, by a jump, in functions whose own calls their tracer does not have.
+//!
+//! Such a call is marked where it jumps, and the returns of those functions are recorded where there is a mark: they end
+//! what has jumped, as far as it takes. Only of the kernel's own functions: what a module brings comes too late.
+
+use super::duties::Sets;
+use super::limits::Going;
+use super::tracing::{Tracer, Tracing};
+use super::way::Way;
+use crate::kernel::{After, Coverage, Exit, ExitKind, Kernel};
+use crate::tracer::{Part, Tally};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::BTreeMap;
+use vmtrace_trampolines::Field;
+
+/// Who marks calls at which exits, and who sees by the ends of which functions those of its own.
+#[derive(Debug, Default)]
+pub(super) struct Aids {
+    /// Exits (addresses) at which calls are marked, with the tracers' numbers, in order.
+    marks: FxHashMap<u64, Vec<u8>>,
+    /// Functions (sites), in the same way.
+    sites: FxHashMap<u32, Vec<u8>>,
+    /// Groups of functions without a site.
+    groups: FxHashMap<u32, Vec<u8>>,
+}
+
+/// Those of functions that have a site: the others come last.
+fn with_site(exits: &[Exit]) -> &[Exit] {
+    let count = exits.partition_point(|exit| exit.site != Exit::NO_SITE);
+    exits.get(..count).unwrap_or_default()
+}
+
+/// The site of the function at a link address, if it has exits.
+fn site_at(exits: &[Exit], function: u64) -> Option<u32> {
+    let first = exits.partition_point(|exit| exit.function < function);
+    exits.get(first).filter(|exit| exit.function == function).map(|exit| exit.site)
+}
+
+/// The exits of the function at a site.
+fn exits_of(exits: &[Exit], site: u32) -> &[Exit] {
+    let first = exits.partition_point(|exit| exit.site < site);
+    let behind = exits.get(first..).unwrap_or_default();
+    let count = behind.iter().take_while(|exit| exit.site == site).count();
+    behind.get(..count).unwrap_or_default()
+}
+
+/// Where it goes on in a function that tells itself where it is left.
+fn goes_to(exit: &Exit) -> Option<u64> {
+    match (exit.kind, exit.after) {
+        (ExitKind::Jump { target }, After::Nothing) => Some(target),
+        _ => None,
+    }
+}
+
+impl Tracer {
+    /// Whether it wants the ends of calls wherever they are: what looks at durations is over at the jump.
+    fn wants_aid(&self) -> bool {
+        self.graph && self.histogram.is_none() && self.ends().is_none()
+    }
+}
+
+/// Adds a number to a list in order. Whether it was not there.
+fn insert(list: &mut Vec<u8>, number: u8) -> bool {
+    let place = list.binary_search(&number);
+    place.inspect_err(|&place| list.insert(place, number)).is_err()
+}
+
+impl Aids {
+    /// Of the kernel's exits, sorted by site, with those without a site last; and by site the set of tracers that have
+    /// the returns there.
+    pub(super) fn of(tracing: &Tracing, exits: &[Exit], graphed: &[u32], sets: &Sets) -> Self {
+        let mut aids = Self::default();
+        if !tracing.present().any(|(_, tracer)| tracer.wants_aid()) {
+            return aids;
+        }
+        let exits = with_site(exits);
+        let set = |site: u32| graphed.get(site as usize).copied().filter(|&set| set != Sets::NONE);
+        let has = |site, number| {
+            set(site).is_some_and(|set| sets.get(set).binary_search(&number).is_ok())
+        };
+        let mut open: Vec<(u32, u8)> = Vec::new();
+        for exit in exits {
+            let (Some(own), Some(target)) = (set(exit.site), goes_to(exit)) else { continue };
+            let Some(site) = site_at(exits, target) else { continue };
+            // Most often all is traced by the same.
+            if set(site) == Some(own) {
+                continue;
+            }
+            for &number in sets.get(own) {
+                let Some((_, tracer)) = tracing.numbered(number) else { continue };
+                // A level whose end is not seen would be open for longer than that.
+                let closes = || {
+                    let has = |site| has(site, number);
+                    !tracer.limits.is_limited() || closes(exits, site, has, |_| true)
+                };
+                if tracer.wants_aid() && !has(site, number) && closes() {
+                    insert(aids.marks.entry(exit.address).or_default(), number);
+                    open.push((site, number));
+                }
+            }
+        }
+        while let Some((site, number)) = open.pop() {
+            if has(site, number) || !insert(aids.sites.entry(site).or_default(), number) {
+                continue;
+            }
+            for exit in exits_of(exits, site) {
+                let next = goes_to(exit).and_then(|target| site_at(exits, target));
+                open.extend(next.map(|site| (site, number)));
+                if let Some(group) = exit.after.group() {
+                    insert(aids.groups.entry(group).or_default(), number);
+                }
+            }
+        }
+        aids
+    }
+
+    /// Who marks the calls that are left there, and whose calls may end there although they are of other functions.
+    pub(super) fn of_exit(&self, exit: &Exit) -> (&[u8], &[u8]) {
+        let marking = self.marks.get(&exit.address);
+        let ending = match (exit.kind, exit.after) {
+            (ExitKind::Return, After::Group(group)) => self.groups.get(&group),
+            (ExitKind::Return, _) | (ExitKind::Jump { .. }, After::Leaf) => {
+                self.sites.get(&exit.site)
+            }
+            _ => None,
+        };
+        (marking.map_or(&[], Vec::as_slice), ending.map_or(&[], Vec::as_slice))
+    }
+}
+
+/// A tracer's part where it marks calls that are left: of those that it records there.
+pub(super) fn mark(tracing: &Tracing, number: u8, exit: &Exit) -> Option<Part> {
+    let (tracer, wants) = tracing.numbered(number)?;
+    let condition = wants.condition(exit.site as usize);
+    Some(Part { tracer, condition, counts: Some(Tally::Mark), ..Part::default() })
+}
+
+/// A tracer's part where calls end that it has marked.
+pub(super) fn end(tracing: &Tracing, number: u8) -> Option<Part> {
+    let (tracer, wants) = tracing.numbered(number)?;
+    let nested = wants.limits.end(Way::Aid, Going::Ends, false);
+    Some(Part { tracer, fields: vec![Field::Stack], nested, aid: true, ..Part::default() })
+}
+
+impl Tracing {
+    /// Functions (sites) with all of their exits known of which a tracer sees calls, but not all of their ends: they may
+    /// be left by a jump to a function (link address) whose ends are not all seen unless that is traced, too.
+    #[must_use]
+    pub fn jumping(&self, kernel: &Kernel) -> BTreeMap<usize, u64> {
+        let mut found = BTreeMap::new();
+        let Ok(exits) = kernel.exits() else { return found };
+        let all = with_site(exits.all());
+        let tracers = self.present().map(|(_, tracer)| tracer);
+        for tracer in tracers.filter(|tracer| tracer.wants_aid()) {
+            let entry = |site: &usize| kernel.sites().get(*site).map(|site| site.entry);
+            let traced: FxHashSet<u64> = tracer.sites.iter().filter_map(entry).collect();
+            let has = |site: u32| tracer.sites.binary_search(&(site as usize)).is_ok();
+            let is_whole = |site: u32| exits.coverage(site as usize) == Coverage::Whole;
+            let whole = |site: &&usize| exits.coverage(**site) == Coverage::Whole;
+            for &site in tracer.sites.iter().filter(whole) {
+                let jumps = exits.of(site).iter().filter_map(goes_to);
+                let mut elsewhere = jumps.filter(|target| !traced.contains(target));
+                let unseen = |target: &u64| {
+                    site_at(all, *target).is_none_or(|site| !closes(all, site, has, is_whole))
+                };
+                found.extend(elsewhere.find(unseen).map(|target| (site, target)));
+            }
+        }
+        found
+    }
+}
+
+/// Whether a call that goes on in the function at a site is seen to end, wherever that goes on: in functions that the
+/// tracer has, or in others of which all exits are known.
+fn closes(
+    exits: &[Exit],
+    site: u32,
+    has: impl Fn(u32) -> bool,
+    is_whole: impl Fn(u32) -> bool,
+) -> bool {
+    let (mut seen, mut open) = (FxHashSet::from_iter([site]), vec![site]);
+    while let Some(site) = open.pop() {
+        let own = exits_of(exits, site);
+        if own.is_empty() || !is_whole(site) {
+            return false;
+        }
+        for exit in own {
+            if matches!(exit.kind, ExitKind::Indirect { .. }) {
+                return false;
+            }
+            let Some(target) = goes_to(exit) else { continue };
+            match site_at(exits, target) {
+                None => return false,
+                Some(next) if has(next) => {}
+                Some(next) => open.extend(seen.insert(next).then_some(next)),
+            }
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::limits::Limits;
+    use super::super::plan::Plan;
+    use super::super::tracing::tests::tracing;
+    use super::*;
+    use vmtrace_trampolines::Point;
+    use vmtrace_trampolines::nesting::Call;
+
+    /// Of a function whose address is 100 times its site's number.
+    fn exit(site: u32, kind: ExitKind, after: After) -> Exit {
+        let function = 100 * u64::from(site);
+        let at = match kind {
+            ExitKind::Return => 1,
+            ExitKind::Jump { target } => target / 100 + 2,
+            ExitKind::Indirect { .. } => 99,
+        };
+        Exit { address: function + at, function, site, kind, after }
+    }
+
+    fn jump(site: u32, target: u64) -> Exit {
+        exit(site, ExitKind::Jump { target: 100 * target }, After::Nothing)
+    }
+
+    fn ret(site: u32) -> Exit {
+        exit(site, ExitKind::Return, After::Nothing)
+    }
+
+    fn to_group(site: u32, group: u32) -> Exit {
+        exit(site, ExitKind::Jump { target: 1 }, After::Group(group))
+    }
+
+    const INDIRECT: ExitKind = ExitKind::Indirect { register: 0, len: 5 };
+
+    /// By exit what is done there: who records, who marks, and whose calls end.
+    fn done(plan: &Plan) -> Vec<(usize, Point, [Vec<u8>; 3])> {
+        let of = |&(exit, duty): &(usize, u32)| {
+            let duty = &plan.duties[duty as usize];
+            let those = |kind: fn(&Part) -> bool| {
+                duty.parts.iter().filter(|part| kind(part)).map(|part| part.tracer).collect()
+            };
+            let marks = those(|part| part.counts == Some(Tally::Mark));
+            let ends = those(|part| part.aid);
+            let records = those(|part| part.counts.is_none() && !part.aid);
+            (exit, duty.point, [records, marks, ends])
+        };
+        plan.exits.iter().map(of).collect()
+    }
+
+    fn graph(sites: &[&[usize]]) -> Tracing {
+        let mut tracing = tracing(sites);
+        tracing.tracers.iter_mut().flatten().for_each(|tracer| tracer.graph = true);
+        tracing
+    }
+
+    // Without the ends of what it goes on in, a call is open until its caller returns, and all that comes meanwhile is
+    // nested in it.
+    #[test]
+    fn calls_end_in_functions_that_are_not_traced() {
+        // 1 goes on in 2, that in 3 (and on in 1, which is traced), in a leaf, and in a group; 4 is nobody's.
+        let exits = [
+            jump(1, 2),
+            ret(2),
+            jump(2, 3),
+            jump(2, 1),
+            exit(2, ExitKind::Jump { target: 50 }, After::Leaf),
+            to_group(2, 7),
+            ret(3),
+            exit(3, INDIRECT, After::Nothing),
+            ret(4),
+            exit(Exit::NO_SITE, ExitKind::Return, After::Group(7)),
+            exit(Exit::NO_SITE, ExitKind::Return, After::Group(8)),
+        ];
+        let tracing = graph(&[&[1], &[3]]);
+        let (one, other, none) = (|| vec![0], || vec![1], Vec::new);
+        let end = |exit, point| (exit, point, [none(), none(), one()]);
+        let expected = [
+            (0, Point::Tail, [one(), one(), none()]),
+            end(1, Point::Return),
+            end(4, Point::Tail),
+            (6, Point::Return, [other(), none(), one()]),
+            (7, Point::Tail, [other(), none(), none()]),
+            end(9, Point::Return),
+        ];
+        assert_eq!(done(&Plan::of(&tracing, &exits)), expected);
+        // Who traces all of them has no need of it.
+        let all = done(&Plan::of(&graph(&[&[1, 2, 3]]), &exits));
+        assert!(all.iter().all(|(_, _, [_, marks, ends])| marks.is_empty() && ends.is_empty()));
+        // Nor has who records no returns, or looks at durations.
+        let plain = Plan::of(&super::super::tracing::tests::tracing(&[&[1], &[3]]), &exits);
+        assert_eq!(plain.exits, []);
+    }
+
+    // A level whose end is not seen is open for what the caller calls next.
+    #[test]
+    fn levels_stay_open_where_their_ends_are_seen() {
+        let calls = |exits: &[Exit]| {
+            let mut tracing = graph(&[&[1]]);
+            let limits = Limits { depth: Some(2), ..Limits::default() };
+            tracing.tracers[0].as_mut().unwrap().limits = limits;
+            let plan = Plan::of(&tracing, exits);
+            let nested = |part: &Part| part.nested.map(|nested| nested.call);
+            let of =
+                |&(_, duty): &(usize, u32)| plan.duties[duty as usize].parts.iter().map(nested);
+            plan.exits.iter().flat_map(of).collect::<Vec<_>>()
+        };
+        let seen = [Some(Call::GoesOn), None, Some(Call::Ends)];
+        assert_eq!(calls(&[jump(1, 2), ret(2)]), seen);
+        assert_eq!(calls(&[jump(1, 2), ret(2), jump(2, 1)]), seen);
+        let unseen = [Some(Call::Ends)];
+        for more in [exit(2, INDIRECT, After::Nothing), jump(2, 9)] {
+            assert_eq!(calls(&[jump(1, 2), ret(2), more]), unseen, "{more:?}");
+        }
+        assert_eq!(calls(&[jump(1, 2)]), unseen);
+    }
+}
