@@ -170,7 +170,7 @@ impl Decoder {
     /// Decodes the next frame.
     ///
     /// # Errors
-    /// When the stream is not one, is damaged, or needs a newer reader. After an error
+    /// When the stream is not one, is damaged, goes on after its end, or needs a newer reader. After an error
     /// nothing more is decoded.
     pub fn advance(&mut self) -> Result<Progress, StreamError> {
         let progress = self.step();
@@ -196,25 +196,14 @@ impl Decoder {
         Some(Apart { kind, flags, payload: payload.into() })
     }
 
-    /// Whether the end frame was given, so that no more bytes may come.
-    #[must_use]
-    pub fn has_ended(&self) -> bool {
-        self.state == State::Ended
-    }
-
     /// To be called when no more bytes come.
     ///
     /// # Errors
-    /// When the end frame was not reached, or bytes came after it.
+    /// When the end frame was not reached.
     pub fn finish(&self) -> Result<(), StreamError> {
         let rest = u64::try_from(self.pending.len() + self.outside).unwrap_or(0);
         let place = match (self.state, self.pending.is_empty()) {
-            (State::Ended, true) | (State::Failed, _) => return Ok(()),
-            (State::Ended, false) => {
-                let bytes = &self.buffer[self.pending.clone()];
-                let another = bytes.starts_with(&MAGIC);
-                return Err(StreamError::Followed { offset: self.place, another });
-            }
+            (State::Ended | State::Failed, _) => return Ok(()),
             (State::Prologue, true) => "since it is empty",
             (State::Prologue, false) => "inside the first 16 bytes",
             (_, true) => "between two frames, before the end frame",
@@ -226,6 +215,10 @@ impl Decoder {
     fn step(&mut self) -> Result<Progress, StreamError> {
         self.current = None;
         match self.state {
+            State::Ended if !self.pending.is_empty() => {
+                let another = self.buffer[self.pending.clone()].starts_with(&MAGIC);
+                return Err(StreamError::Followed { offset: self.place, another });
+            }
             State::Ended | State::Failed => return Ok(Progress::Ended),
             State::Prologue => {
                 if !self.prologue()? {

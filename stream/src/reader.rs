@@ -84,10 +84,7 @@ impl<R: Read> Reader<R> {
         loop {
             match self.decoder.advance()? {
                 Progress::Frame => return Ok(true),
-                Progress::Ended => {
-                    self.decoder.finish()?;
-                    return Ok(false);
-                }
+                Progress::Ended => return Ok(false),
                 Progress::NeedMore => {}
             }
             match self.decoder.read(&mut self.source, CHUNK) {

@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use anyhow::Result;
 use vmtrace::emulated::FileSource;
-use vmtrace::kernel::Coverage;
-use vmtrace::stream::Exit;
+use vmtrace::kernel::Exit;
+use vmtrace::kernel::{After, Coverage, ExitKind, Kernel};
+use vmtrace::stream;
 
 use crate::cases::{Guests, trouble, value};
 use crate::trace::{Entry, Trace, WORKLOAD, boot, kernel, missing, some, syscall};
@@ -69,6 +71,60 @@ fn pair(trace: &Trace) -> Paired {
         }
     }
     paired
+}
+
+/// Functions that are left by nothing but jumps to others, which are traced only if somebody asks for them, and return.
+///
+/// # Errors
+/// When the image cannot be understood.
+pub fn jumping(kernel: &Kernel) -> Result<Vec<String>> {
+    let exits = kernel.exits()?;
+    let only = |site: usize, kind: &dyn Fn(&Exit) -> bool| {
+        exits.coverage(site) == Coverage::Whole && exits.of(site).iter().all(kind)
+    };
+    let sites: HashMap<u64, usize> =
+        kernel.sites().iter().map(|site| site.entry).zip(0..).collect();
+    let elsewhere = |exit: &Exit| match exit.kind {
+        ExitKind::Jump { target } if exit.after == After::Nothing => sites
+            .get(&target)
+            .is_some_and(|&site| only(site, &|exit| exit.kind == ExitKind::Return)),
+        _ => false,
+    };
+    let mut named: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (site, index) in kernel.sites().iter().zip(0..) {
+        named.entry(kernel.site_name(site).unwrap_or_default()).or_default().push(index);
+    }
+    // Others of the name are left in other ways.
+    let alone =
+        named.iter().filter(|(_, sites)| matches!(sites[..], [site] if only(site, &elsewhere)));
+    Ok(alone.map(|(name, _)| (*name).to_owned()).collect())
+}
+
+/// Calls of a tracer that were left by a jump: how many have ended where what they jumped to has, and how many have not.
+pub fn jumped(trace: &Trace, tracer: u8) -> (usize, usize) {
+    let of = |list: &[Entry], kind: u8| {
+        let own = list.iter().filter(|record| record.tracer == tracer).cloned();
+        own.map(|record| (record, kind)).collect::<Vec<_>>()
+    };
+    let mut all = [of(&trace.entries, 0), of(&trace.tails, 1), of(&trace.aids, 2)].concat();
+    all.sort_by_key(|(record, _)| (record.timestamp, record.number));
+    // Those that have jumped on each stack, the innermost last.
+    let mut stacks: HashMap<u64, Vec<u64>> = HashMap::new();
+    let (mut ended, mut unended) = (0, 0);
+    for (record, kind) in all {
+        let Some(sp) = record.sp else { continue };
+        let open = stacks.entry(sp >> 14).or_default();
+        while open.last().is_some_and(|&last| last < sp || last == sp && kind < 2) {
+            open.pop();
+            unended += 1;
+        }
+        match kind {
+            1 => open.push(sp),
+            2 => ended += usize::from(open.pop_if(|last| *last == sp).is_some()),
+            _ => {}
+        }
+    }
+    (ended, unended)
 }
 
 impl Guests {
@@ -178,7 +234,7 @@ impl Guests {
         assert_eq!(trouble(&err), None, "{name}");
         assert!(err.contains("hotplugged "), "{name}: {err}");
         assert_eq!(summary.sites.patched, summary.sites.matched, "{name}: {summary:?}");
-        assert_eq!(summary.exit, Exit::Poweroff, "{name}");
+        assert_eq!(summary.exit, stream::Exit::Poweroff, "{name}");
         assert_eq!(summary.notes, [] as [&str; 0], "{name}");
         let paired = pair(&trace);
         println!(

@@ -1,6 +1,8 @@
 //! Mitigations of processor vulnerabilities stay effective: code that vmtrace puts into the guest returns as
 //! the guest's own code does.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Context, Result};
 use vmtrace::kernel::{Exit, ExitKind, Kernel, SiteSection};
 
@@ -37,11 +39,22 @@ fn leads(from: u64, code: &[u8]) -> Option<u64> {
 /// Returns of functions that nobody traces, in either half of a cache line.
 fn returns(kernel: &Kernel) -> Result<Vec<u64>> {
     let traced = kernel.select(&["vfs_*".to_owned()], &[])?;
+    // Whoever is traced and jumps there ends with it.
+    let jumped: BTreeSet<u64> = kernel
+        .exits()?
+        .all()
+        .iter()
+        .filter_map(|exit| match exit.kind {
+            ExitKind::Jump { target } => Some(target),
+            _ => None,
+        })
+        .collect();
     let own = |exit: &&Exit| {
         let site = kernel.sites().get(exit.site as usize);
         exit.kind == ExitKind::Return
             && site.is_some_and(|site| site.section == SiteSection::Text)
             && !traced.contains(&(exit.site as usize))
+            && !jumped.contains(&exit.function)
     };
     let all = kernel.exits()?.all().iter().filter(own).map(|exit| exit.address);
     let [mut lower, mut upper] = [Vec::new(), Vec::new()];

@@ -10,6 +10,7 @@ use vmtrace_trampolines::callers::Callers;
 use vmtrace_trampolines::condition::{Operand, Relation, Test};
 use vmtrace_trampolines::family::Strangers;
 use vmtrace_trampolines::histogram::{Calls, Ended, Sorted};
+use vmtrace_trampolines::marks::Marks;
 use vmtrace_trampolines::nesting::{Call, Nesting};
 use vmtrace_trampolines::{
     Condition, Counters, Counts, Field, Last, Overflow, Point, Program, Read,
@@ -123,6 +124,20 @@ fn a_switch_of_tasks_is_recorded_in_fifty_instructions() {
     let probe = vmtrace_trampolines::x86_64::probe(base + 4096, base).unwrap();
     let around = x86_64(&probe).iter().position(|one| one.ending).unwrap() + 1;
     assert!(own + around <= 50, "{own} and {around} instructions");
+}
+
+// What a function costs that is jumped to by one that is traced: each call of it, from anywhere.
+#[test]
+fn looking_for_a_mark_costs_six_instructions_and_making_one_four() {
+    let marks = Marks { address: 0xffff_ffff_9000_0000 };
+    let mark = Program { counts: Some(Counts::Mark(marks)), ..with(Point::Tail, &[]) };
+    let mark = compiled_x86(&mark).iter().position(|one| one.ending).unwrap() + 1;
+    let end = Program { marked: Some(marks), ..with(Point::Return, &[Field::Stack]) };
+    let all = compiled_x86(&end);
+    let first = all.iter().position(|one| one.target.is_some()).unwrap();
+    let missed = all.iter().find(|one| Some(one.offset) == all[first].target).unwrap();
+    assert!(missed.ending, "{all:?}");
+    assert_eq!((mark, first + 2), (4, 6));
 }
 
 // What a call that is timed costs: its entry and its return, where nothing else is open at its place.

@@ -203,9 +203,6 @@ fn copy(source: &mut dyn Read, out: &mut dyn Write) -> Result<(), PlayError> {
                 out.write_all(bytes).map_err(PlayError::Output)?;
                 decoder.feed(bytes);
                 while decoder.advance()? == Progress::Frame {}
-                if decoder.has_ended() {
-                    decoder.finish()?;
-                }
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(StreamError::from(error).into()),

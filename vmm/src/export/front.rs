@@ -204,10 +204,6 @@ impl Front {
             match self.decoder.read(source, CHUNK) {
                 Ok(0) => break Ok(()),
                 Ok(_) => match self.decode(behind) {
-                    // What follows the end is not read: it may be as long as it likes.
-                    Ok(()) if self.decoder.has_ended() && self.decoder.finish().is_err() => {
-                        break Ok(());
-                    }
                     Ok(()) => {}
                     Err(error @ (PlayError::Output(_) | PlayError::Absent(_))) => {
                         return Err(error);

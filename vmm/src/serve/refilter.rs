@@ -412,10 +412,6 @@ impl<W: Write> Write for Refilter<W> {
         while self.decoder.advance().map_err(Error::other)? == Progress::Frame {
             self.frame()?;
         }
-        if self.decoder.has_ended() {
-            // What follows is not kept, however long it is.
-            self.decoder.finish().map_err(Error::other)?;
-        }
         Ok(bytes.len())
     }
 
