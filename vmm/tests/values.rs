@@ -334,27 +334,3 @@ fn what_cannot_be_recorded_is_said_before_anything_boots() {
         assert!(notes.len() == 1 && notes[0].contains("vfs_fsync"), "{notes:?}");
     }
 }
-
-// Who traces a function that goes on in another one, and not that one, sees calls that never end, and is not told why.
-#[test]
-fn functions_that_end_in_others_are_known() {
-    for name in KERNELS {
-        let kernel = kernel(name);
-        let tracing = |globs: &[&str]| {
-            let globs: Vec<String> = globs.iter().map(|&glob| glob.to_owned()).collect();
-            let sites = kernel.select(&globs, &[]).unwrap();
-            let tracer = Tracer { sites, graph: true, ..Tracer::default() };
-            Tracing { tracers: vec![Some(tracer)], ..Tracing::of(Vec::new(), Overflow::Drop) }
-        };
-        let jumping = |globs: &[&str]| {
-            let jumping = tracing(globs).jumping(&kernel);
-            let target = |address| kernel.symbols().names_at(address).next().unwrap().to_owned();
-            jumping.into_values().map(target).collect::<Vec<_>>()
-        };
-        // No kernel of riscv64 has such jumps.
-        let expected = if name.starts_with("riscv64") { vec![] } else { vec!["chmod_common"] };
-        assert_eq!(jumping(&["vfs_fchmod"]), expected, "{name}");
-        assert_eq!(jumping(&["vfs_fchmod", "chmod_common"]), [""; 0], "{name}");
-        assert_eq!(jumping(&["*"]), [""; 0], "{name}");
-    }
-}

@@ -10,8 +10,9 @@ pub(super) static MACHINE: Machine = Machine {
     qemu_package: "qemu-system-x86",
     // Calibrating a timer against the HPET takes a quarter of a second, and nothing needs it.
     machine: "q35,hpet=off",
-    // 5-level paging makes every emulated page walk longer, guests' most of all.
-    cpu: "max,+svm,+npt,-la57",
+    // 5-level paging makes every emulated page walk longer, guests' most of all. Fast string instructions are not fast
+    // here: kernels that know of them copy and clear memory by single bytes, each of which is an instruction.
+    cpu: "max,+svm,+npt,-la57,-erms,-fsrm,-fsrs,-fzrm,-fsrc",
     virtio_serial: "virtio-serial-pci",
     modules: &["kvm-amd"],
     cmdline: &[

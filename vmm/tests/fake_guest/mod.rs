@@ -140,7 +140,8 @@ impl Guest for Fake {
     }
 }
 
-fn kernel(name: &str) -> Arc<Kernel> {
+/// A kernel of the cache.
+pub(crate) fn kernel(name: &str) -> Arc<Kernel> {
     let cache = vmtrace::emulated::cache_dir().expect("no cache directory");
     let path = cache.join("kernels").join(name).join("vmlinuz");
     let kernel = Kernel::open(&path);

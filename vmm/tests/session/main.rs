@@ -2,6 +2,7 @@
 //! Needs the kernels of `scripts/setup`.
 #![cfg(target_arch = "x86_64")]
 
+mod aids;
 mod anew;
 mod ends;
 mod failures;

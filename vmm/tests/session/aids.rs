@@ -1,0 +1,60 @@
+//! Calls that go on in functions that are not traced, on real images.
+
+use super::fake_guest::{kernel, kernels};
+use std::collections::{BTreeMap, BTreeSet};
+use vmtrace::kernel::{After, Coverage, ExitKind, Kernel};
+use vmtrace::session::{Plan, Tracer, Tracing};
+use vmtrace_trampolines::Overflow;
+
+// Who traces a function that goes on in another one, and not that one, sees its calls end there; where they may not be
+// seen to end, that is told.
+#[test]
+fn functions_that_end_in_others_are_known() {
+    for name in kernels() {
+        let kernel = kernel(name);
+        let exits = kernel.exits().unwrap();
+        let tracing = |sites: Vec<usize>| {
+            let tracer = Tracer { sites, graph: true, ..Tracer::default() };
+            Tracing { tracers: vec![Some(tracer)], ..Tracing::of(Vec::new(), Overflow::Drop) }
+        };
+        let jumping = |sites: Vec<usize>| tracing(sites).jumping(&kernel);
+        let [from, to] = ["vfs_fchmod", "chmod_common"].map(|it| kernel.site_of(it).unwrap());
+        for sites in
+            [vec![from], vec![from.min(to), from.max(to)], (0..kernel.sites().len()).collect()]
+        {
+            assert_eq!(jumping(sites), BTreeMap::new(), "{name}");
+        }
+        let ends = |sites| {
+            let plan = Plan::of(&tracing(sites), exits.all());
+            let ends = |duty: u32| plan.duties[duty as usize].parts.iter().any(|part| part.aid);
+            let exits = plan.exits.iter().filter(|(_, duty)| ends(*duty));
+            exits.map(|&(exit, _)| exits_site(&kernel, exit)).collect::<BTreeSet<_>>()
+        };
+        let jumps = |site: usize, unseen: bool| {
+            let whole = exits.coverage(site) == Coverage::Whole;
+            let mut targets = exits.of(site).iter().filter_map(|exit| match exit.kind {
+                ExitKind::Jump { target } if exit.after == After::Nothing => Some(target),
+                _ => None,
+            });
+            let site_at = |target| kernel.sites().iter().position(|site| site.entry == target);
+            let is_it = |target: &u64| {
+                site_at(*target).is_some_and(|it| (exits.coverage(it) != Coverage::Whole) == unseen)
+            };
+            targets.find(is_it).filter(|_| whole)
+        };
+        if name.starts_with("riscv64") {
+            // No kernel of riscv64 has such jumps.
+            assert!((0..kernel.sites().len()).all(|site| jumps(site, false).is_none()), "{name}");
+            continue;
+        }
+        assert!(ends(vec![from]).contains(&to), "{name}");
+        assert_eq!(ends(vec![from.min(to), from.max(to)]), BTreeSet::new(), "{name}");
+        let unseen = (0..kernel.sites().len()).find_map(|site| Some((site, jumps(site, true)?)));
+        let (site, target) = unseen.unwrap();
+        assert_eq!(jumping(vec![site]), BTreeMap::from([(site, target)]), "{name}");
+    }
+}
+
+fn exits_site(kernel: &Kernel, exit: usize) -> usize {
+    kernel.exits().unwrap().all()[exit].site as usize
+}
