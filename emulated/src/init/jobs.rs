@@ -17,9 +17,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
 
 use super::port::ready;
-use crate::wire::{
-    Accepted, Connect, DATA_MAX, Exited, HEADER, Kind, Listen, Put, Run, WINDOW, header,
-};
+use crate::wire::{Accepted, Connect, Exited, HEADER, Kind, Listen, Put, Run, WINDOW, header};
 use vmtrace_system::private_socket::PrivateListener;
 
 /// Fewer, larger pieces for the port.
@@ -191,16 +189,18 @@ impl Source {
         Ok(Self { id, credit: WINDOW, from })
     }
 
-    /// What the job wrote, as much as may be sent, as a whole frame; `None`: nothing now. Empty: its end.
-    pub(super) fn read(&mut self) -> io::Result<Option<Vec<u8>>> {
-        let most = usize::try_from(self.credit).unwrap_or(DATA_MAX).min(DATA_MAX);
-        let mut frame = vec![0; HEADER + most];
-        let Some((head, data)) = frame.split_first_chunk_mut::<HEADER>() else { return Ok(None) };
-        let Some(n) = ready(self.from.read(data))? else { return Ok(None) };
+    /// What the job wrote, as much as may be sent and there is room for, as a whole frame at the beginning of `room`:
+    /// its length. `None`: nothing now. 0: its end.
+    pub(super) fn read(&mut self, room: &mut [u8]) -> io::Result<Option<usize>> {
+        let most = usize::try_from(self.credit).unwrap_or(usize::MAX);
+        let Some((head, data)) = room.split_first_chunk_mut::<HEADER>() else { return Ok(None) };
+        let most = most.min(data.len());
+        let Some(n) = ready(self.from.read(data.get_mut(..most).unwrap_or_default()))? else {
+            return Ok(None);
+        };
         *head = header(Kind::Data, self.id, n);
         self.credit -= u32::try_from(n).unwrap_or(self.credit);
-        frame.truncate(if n == 0 { 0 } else { HEADER + n });
-        Ok(Some(frame))
+        Ok(Some(if n == 0 { 0 } else { HEADER + n }))
     }
 }
 

@@ -14,12 +14,15 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use super::jobs::{self, Job, Listener, Sink, Source};
 use super::port::Port;
 use crate::wire::{
-    Accepted, Connect, Decoder, FIRST_ACCEPTED, Frame, Hello, Kind, PROTOCOL, ProtocolError, Put,
-    Run,
+    Accepted, Connect, DATA_MAX, Decoder, FIRST_ACCEPTED, Frame, HEADER, Hello, Kind, PROTOCOL,
+    ProtocolError, Put, Run,
 };
 
 /// Nothing is read from jobs while this much waits for the port.
 const OUT_MAX: usize = 512 << 10;
+
+/// Frames up to this length have memory of their own.
+const SHORT: usize = DATA_MAX / 8;
 
 struct Server {
     port: Port,
@@ -266,13 +269,21 @@ impl Server {
         }
     }
 
-    /// Sends what a job wrote.
+    /// Sends what a job wrote: all that is there, since each look at what there is costs as much as a frame.
     fn forward(&mut self, id: u32) {
         let Some(source) = self.sources.iter_mut().find(|s| s.id == id) else { return };
-        match source.read() {
-            Ok(None) => {}
-            Ok(Some(frame)) if !frame.is_empty() => self.out.push(frame),
-            Ok(Some(_)) | Err(_) => self.close_source(id),
+        while source.credit > 0 && self.out.len < OUT_MAX {
+            let mut room = self.out.room();
+            match source.read(&mut room) {
+                Ok(None) => return self.out.free.push(room),
+                // So much room would be held for each of many short ones.
+                Ok(Some(length @ 1..=SHORT)) => {
+                    self.out.push(room.get(..length).unwrap_or_default().to_vec());
+                    self.out.free.push(room);
+                }
+                Ok(Some(length @ 1..)) => self.out.push_part(room, length),
+                Ok(Some(0)) | Err(_) => return self.close_source(id),
+            }
         }
     }
 
@@ -332,28 +343,43 @@ impl Server {
 /// Frames on their way to the port.
 #[derive(Default)]
 struct Out {
-    frames: VecDeque<Vec<u8>>,
+    /// Each with its length.
+    frames: VecDeque<(Vec<u8>, usize)>,
     /// So much of the first one is gone already.
     start: usize,
     len: usize,
+    /// Memory of those that are gone. What is new to the process costs more than all that is done with it.
+    free: Vec<Vec<u8>>,
 }
 
 impl Out {
     fn push(&mut self, frame: Vec<u8>) {
-        self.len += frame.len();
-        self.frames.push_back(frame);
+        let length = frame.len();
+        self.push_part(frame, length);
+    }
+
+    /// One that is no longer than this.
+    fn push_part(&mut self, frame: Vec<u8>, length: usize) {
+        self.len += length;
+        self.frames.push_back((frame, length));
+    }
+
+    /// Room for the longest one with data.
+    fn room(&mut self) -> Vec<u8> {
+        self.free.pop().unwrap_or_else(|| vec![0; HEADER + DATA_MAX])
     }
 
     /// Writes what the port takes.
     fn flush(&mut self, port: &mut Port) -> io::Result<()> {
-        while let Some(frame) = self.frames.front() {
-            let rest = frame.get(self.start..).unwrap_or_default();
+        while let Some((frame, length)) = self.frames.front() {
+            let rest = frame.get(self.start..*length).unwrap_or_default();
             let Some(n) = port.write(rest)? else { break };
             self.len -= n;
             self.start += n;
             if n == rest.len() {
                 self.start = 0;
-                self.frames.pop_front();
+                let gone = self.frames.pop_front().map(|(frame, _)| frame);
+                self.free.extend(gone.filter(|frame| frame.len() == HEADER + DATA_MAX));
             }
         }
         Ok(())
