@@ -150,7 +150,7 @@ fn kaslr_kernels_are_traced_where_they_are() {
         // Where they jump to is held for them alone, and where it is.
         let jumping = jumping(&kernel(name).unwrap()).unwrap();
         let jumps = format!("--tracer=jumps={}:graph", jumping.join(","));
-        let args = ["-f", "vfs_*", "--cpus", "2", "--kaslr", &image, &jumps];
+        let args = ["-f", "vfs_*", "--cpus", "2", "--kaslr", &image, &jumps, "--overflow", "block"];
         let (_, trace) = GUESTS.run(name, "files", &args);
         let (ended, unended) = jumped(&trace, 1);
         println!("{name}: {} functions jump, {ended} calls ended, {unended} not", jumping.len());

@@ -567,8 +567,8 @@ impl Program {
             check_calls(calls)?;
         }
         if let Some(marks) = self.marked {
-            let records = self.counts.is_none() && self.since.is_none();
-            if self.point == Point::Entry || !records {
+            let alone = self.counts.is_none() && self.since.is_none() && self.nesting.is_none();
+            if self.point == Point::Entry || !alone {
                 return Err(ProgramError::Counts("does not look for what has gone on"));
             }
             marks.check()?;

@@ -21,6 +21,8 @@ use crate::wire::{
 /// Nothing is read from jobs while this much waits for the port.
 const OUT_MAX: usize = 512 << 10;
 
+/// Frames that a job sends at a time: a quarter of [`OUT_MAX`].
+const FRAMES: usize = 4;
 /// Frames up to this length have memory of their own.
 const SHORT: usize = DATA_MAX / 8;
 
@@ -269,10 +271,14 @@ impl Server {
         }
     }
 
-    /// Sends what a job wrote: all that is there, since each look at what there is costs as much as a frame.
+    /// Sends what a job wrote: much at a time, since each look at what there is costs as much as a frame, but not so
+    /// much that it fills the way out for all others.
     fn forward(&mut self, id: u32) {
         let Some(source) = self.sources.iter_mut().find(|s| s.id == id) else { return };
-        while source.credit > 0 && self.out.len < OUT_MAX {
+        for _ in 0..FRAMES {
+            if source.credit == 0 || self.out.len >= OUT_MAX {
+                break;
+            }
             let mut room = self.out.room();
             match source.read(&mut room) {
                 Ok(None) => return self.out.free.push(room),

@@ -4,9 +4,7 @@
 //! what has jumped, as far as it takes. Only of the kernel's own functions: what a module brings comes too late.
 
 use super::duties::Sets;
-use super::limits::Going;
 use super::tracing::{Tracer, Tracing};
-use super::way::Way;
 use crate::kernel::{After, Coverage, Exit, ExitKind, Kernel};
 use crate::tracer::{Part, Tally};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -53,9 +51,15 @@ fn goes_to(exit: &Exit) -> Option<u64> {
 }
 
 impl Tracer {
-    /// Whether it wants the ends of calls wherever they are: what looks at durations is over at the jump.
-    fn wants_aid(&self) -> bool {
+    /// Whether it records calls until they end. What looks at durations is over at the jump.
+    fn pairs_calls(&self) -> bool {
         self.graph && self.histogram.is_none() && self.ends().is_none()
+    }
+
+    /// Whether it sees by others where its calls end. Not if it knows how deep calls are: a level is given back at the
+    /// jump, since one whose mark is lost would be open for what comes then.
+    fn wants_aid(&self) -> bool {
+        self.pairs_calls() && !self.limits.is_limited()
     }
 }
 
@@ -88,12 +92,7 @@ impl Aids {
             }
             for &number in sets.get(own) {
                 let Some((_, tracer)) = tracing.numbered(number) else { continue };
-                // A level whose end is not seen would be open for longer than that.
-                let closes = || {
-                    let has = |site| has(site, number);
-                    !tracer.limits.is_limited() || closes(exits, site, has, |_| true)
-                };
-                if tracer.wants_aid() && !has(site, number) && closes() {
+                if tracer.wants_aid() && !has(site, number) {
                     insert(aids.marks.entry(exit.address).or_default(), number);
                     open.push((site, number));
                 }
@@ -136,10 +135,8 @@ pub(super) fn mark(tracing: &Tracing, number: u8, exit: &Exit) -> Option<Part> {
 }
 
 /// A tracer's part where calls end that it has marked.
-pub(super) fn end(tracing: &Tracing, number: u8) -> Option<Part> {
-    let (tracer, wants) = tracing.numbered(number)?;
-    let nested = wants.limits.end(Way::Aid, Going::Ends, false);
-    Some(Part { tracer, fields: vec![Field::Stack], nested, aid: true, ..Part::default() })
+pub(super) fn end(tracer: u8) -> Part {
+    Part { tracer, fields: vec![Field::Stack], aid: true, ..Part::default() }
 }
 
 impl Tracing {
@@ -151,7 +148,7 @@ impl Tracing {
         let Ok(exits) = kernel.exits() else { return found };
         let all = with_site(exits.all());
         let tracers = self.present().map(|(_, tracer)| tracer);
-        for tracer in tracers.filter(|tracer| tracer.wants_aid()) {
+        for tracer in tracers.filter(|tracer| tracer.pairs_calls()) {
             let entry = |site: &usize| kernel.sites().get(*site).map(|site| site.entry);
             let traced: FxHashSet<u64> = tracer.sites.iter().filter_map(entry).collect();
             let has = |site: u32| tracer.sites.binary_search(&(site as usize)).is_ok();
@@ -161,7 +158,8 @@ impl Tracing {
                 let jumps = exits.of(site).iter().filter_map(goes_to);
                 let mut elsewhere = jumps.filter(|target| !traced.contains(target));
                 let unseen = |target: &u64| {
-                    site_at(all, *target).is_none_or(|site| !closes(all, site, has, is_whole))
+                    let closes = |site| tracer.wants_aid() && closes(all, site, has, is_whole);
+                    !site_at(all, *target).is_some_and(closes)
                 };
                 found.extend(elsewhere.find(unseen).map(|target| (site, target)));
             }
@@ -294,24 +292,21 @@ mod tests {
 
     // A level whose end is not seen is open for what the caller calls next.
     #[test]
-    fn levels_stay_open_where_their_ends_are_seen() {
-        let calls = |exits: &[Exit]| {
-            let mut tracing = graph(&[&[1]]);
-            let limits = Limits { depth: Some(2), ..Limits::default() };
-            tracing.tracers[0].as_mut().unwrap().limits = limits;
-            let plan = Plan::of(&tracing, exits);
-            let nested = |part: &Part| part.nested.map(|nested| nested.call);
-            let of =
-                |&(_, duty): &(usize, u32)| plan.duties[duty as usize].parts.iter().map(nested);
-            plan.exits.iter().flat_map(of).collect::<Vec<_>>()
-        };
-        let seen = [Some(Call::GoesOn), None, Some(Call::Ends)];
-        assert_eq!(calls(&[jump(1, 2), ret(2)]), seen);
-        assert_eq!(calls(&[jump(1, 2), ret(2), jump(2, 1)]), seen);
-        let unseen = [Some(Call::Ends)];
-        for more in [exit(2, INDIRECT, After::Nothing), jump(2, 9)] {
-            assert_eq!(calls(&[jump(1, 2), ret(2), more]), unseen, "{more:?}");
-        }
-        assert_eq!(calls(&[jump(1, 2)]), unseen);
+    fn levels_are_given_back_where_a_call_jumps() {
+        let mut tracing = graph(&[&[1]]);
+        let limits = Limits { depth: Some(2), ..Limits::default() };
+        tracing.tracers[0].as_mut().unwrap().limits = limits;
+        let plan = Plan::of(&tracing, &[jump(1, 2), ret(2)]);
+        let [(0, duty)] = plan.exits[..] else { panic!("{plan:?}") };
+        let [part] = &plan.duties[duty as usize].parts[..] else { panic!("{plan:?}") };
+        assert_eq!(part.nested.map(|nested| nested.call), Some(Call::Ends));
+    }
+
+    // Without room for marks there are calls without an end; without tracing there would be nothing.
+    #[test]
+    fn a_plan_can_do_without_marks() {
+        let plan = Plan::of(&graph(&[&[1]]), &[jump(1, 2), ret(2)]).without_marks();
+        assert_eq!(done(&plan), [(0, Point::Tail, [vec![0], vec![], vec![]])]);
+        assert_eq!(plan.sites.len(), 1);
     }
 }

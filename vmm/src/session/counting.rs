@@ -91,11 +91,18 @@ impl Controller {
             attachment.counters().open_calls(part.keeper())?;
         }
         for part in plan.duties.iter().flat_map(|duty| &duty.parts) {
-            if part.needs_marks() {
-                attachment.counters().make_marks(part.keeper())?;
-            }
             if let Some(Nested { depth, .. }) = part.nested {
                 attachment.counters().make_nests(part.keeper(), depth)?;
+            }
+        }
+        let parts = plan.duties.iter().flat_map(|duty| &duty.parts);
+        for part in parts.filter(|part| part.needs_marks()) {
+            if let Err(error) = attachment.counters().make_marks(part.keeper()) {
+                log::warn!(
+                    "calls that go on in functions that are not traced have no end: {error}"
+                );
+                let without = plan.without_marks();
+                return Ok(Cow::Owned(self.with_tables(attachment, &without)?.into_owned()));
             }
         }
         let kind = |part: &Part| Some(part.counts?.table()?.1);

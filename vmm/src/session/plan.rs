@@ -139,11 +139,10 @@ impl Plan {
             let going = entered.going(exit, of_module);
             let aided = [marking, ending].map(|numbers| sets.id(numbers));
             let duty = || {
-                let Duty { point, mut parts } =
-                    leave(tracing, (sets.get(set), marking), exit, (way, going));
+                let Duty { point, mut parts } = leave(tracing, sets.get(set), exit, (way, going));
                 parts.extend(marking.iter().filter_map(|&it| aids::mark(tracing, it, exit)));
                 let others = ending.iter().filter(|it| !sets.get(set).contains(it));
-                parts.extend(others.filter_map(|&number| aids::end(tracing, number)));
+                parts.extend(others.map(|&number| aids::end(number)));
                 Duty { point, parts }
             };
             let site = exit.site as usize;
@@ -206,12 +205,22 @@ impl Plan {
 
     /// The same without what depends on how calls are nested: nobody knows that until their ends are seen.
     pub(super) fn without_nested(&self) -> Self {
+        self.of_parts(|part| part.nested.is_none())
+    }
+
+    /// The same without marks, and what looks for them.
+    pub(super) fn without_marks(&self) -> Self {
+        self.of_parts(|part| !part.needs_marks())
+    }
+
+    /// The same with these parts alone.
+    fn of_parts(&self, is_left: impl Fn(&Part) -> bool) -> Self {
         let mut duties = Duties::default();
         let left: Vec<Option<u32>> = self
             .duties
             .iter()
             .map(|duty| {
-                let parts = duty.parts.iter().filter(|part| part.nested.is_none());
+                let parts = duty.parts.iter().filter(|part| is_left(part));
                 let parts: Vec<_> = parts.cloned().collect();
                 (!parts.is_empty()).then(|| duties.index(Duty { point: duty.point, parts }))
             })
@@ -353,13 +362,8 @@ fn unfired(tracing: &Tracing) -> Vec<&Trigger> {
     unfired
 }
 
-/// What an exit has to do for these tracers, some of which see where its calls end after a jump.
-fn leave(
-    tracing: &Tracing,
-    (tracers, marking): (&[u8], &[u8]),
-    exit: &Exit,
-    (way, going): (Way, Going),
-) -> Duty {
+/// What an exit has to do for these tracers.
+fn leave(tracing: &Tracing, tracers: &[u8], exit: &Exit, (way, going): (Way, Going)) -> Duty {
     let fields = |tracer: &Tracer| match way {
         Way::Return => tracer.return_fields(exit.site),
         Way::Aid | Way::Jump => vec![Field::Stack],
@@ -381,7 +385,6 @@ fn leave(
         }
         None => {
             let condition = wants.condition(site);
-            let going = if marking.contains(&tracer) { Going::Aided } else { going };
             let nested = wants.limits.end(way, going, false);
             Some(Part { tracer, fields: fields(wants), condition, nested, ..Part::default() })
         }

@@ -367,8 +367,7 @@ pub(super) fn uncovered(kernel: &Kernel, tracing: &Tracing, is_chosen: bool) {
     });
     let (all, jumping): (_, Vec<String>) = (sites.len(), jumping.collect());
     let missing = missing.into_iter().map(|(reason, names)| (reason.to_string(), names));
-    let why =
-        "they may be left by a jump to a function whose returns are not traced: trace that, too";
+    let why = "they may be left by a jump to a function whose ends are not all seen";
     let jumping = (!jumping.is_empty()).then(|| (why.to_owned(), jumping));
     for (reason, names) in missing.chain(jumping) {
         let examples = names.get(..EXAMPLES.min(names.len())).unwrap_or_default().join(", ");
