@@ -70,9 +70,17 @@ fn insert(list: &mut Vec<u8>, number: u8) -> bool {
 }
 
 impl Aids {
-    /// Of the kernel's exits, sorted by site, with those without a site last; and by site the set of tracers that have
-    /// the returns there.
-    pub(super) fn of(tracing: &Tracing, exits: &[Exit], graphed: &[u32], sets: &Sets) -> Self {
+    /// Of the kernel's exits, sorted by site, with those without a site last, and whether those of a site are all that it
+    /// has; and by site the set of tracers that have the returns there.
+    ///
+    /// Only where all ends are seen: who has left by another one leaves its mark, which would be taken for that of whoever
+    /// its caller calls next.
+    pub(super) fn of(
+        tracing: &Tracing,
+        (exits, is_whole): (&[Exit], &dyn Fn(u32) -> bool),
+        graphed: &[u32],
+        sets: &Sets,
+    ) -> Self {
         let mut aids = Self::default();
         if !tracing.present().any(|(_, tracer)| tracer.wants_aid()) {
             return aids;
@@ -83,6 +91,7 @@ impl Aids {
             set(site).is_some_and(|set| sets.get(set).binary_search(&number).is_ok())
         };
         let mut open: Vec<(u32, u8)> = Vec::new();
+        let mut known: FxHashMap<(u32, u8), bool> = FxHashMap::default();
         for exit in exits {
             let (Some(own), Some(target)) = (set(exit.site), goes_to(exit)) else { continue };
             let Some(site) = site_at(exits, target) else { continue };
@@ -92,7 +101,13 @@ impl Aids {
             }
             for &number in sets.get(own) {
                 let Some((_, tracer)) = tracing.numbered(number) else { continue };
-                if tracer.wants_aid() && !has(site, number) {
+                if !tracer.wants_aid() || has(site, number) {
+                    continue;
+                }
+                let closes = *known
+                    .entry((site, number))
+                    .or_insert_with(|| closes(exits, site, |site| has(site, number), is_whole));
+                if closes {
                     insert(aids.marks.entry(exit.address).or_default(), number);
                     open.push((site, number));
                 }
@@ -257,7 +272,7 @@ mod tests {
     #[test]
     fn calls_end_in_functions_that_are_not_traced() {
         // 1 goes on in 2, that in 3 (and on in 1, which is traced), in a leaf, and in a group; 4 is nobody's.
-        let exits = [
+        let mut exits = vec![
             jump(1, 2),
             ret(2),
             jump(2, 3),
@@ -265,7 +280,6 @@ mod tests {
             exit(2, ExitKind::Jump { target: 50 }, After::Leaf),
             to_group(2, 7),
             ret(3),
-            exit(3, INDIRECT, After::Nothing),
             ret(4),
             exit(Exit::NO_SITE, ExitKind::Return, After::Group(7)),
             exit(Exit::NO_SITE, ExitKind::Return, After::Group(8)),
@@ -278,13 +292,24 @@ mod tests {
             end(1, Point::Return),
             end(4, Point::Tail),
             (6, Point::Return, [other(), none(), one()]),
-            (7, Point::Tail, [other(), none(), none()]),
-            end(9, Point::Return),
+            end(8, Point::Return),
         ];
         assert_eq!(done(&Plan::of(&tracing, &exits)), expected);
         // Who traces all of them has no need of it.
         let all = done(&Plan::of(&graph(&[&[1, 2, 3]]), &exits));
         assert!(all.iter().all(|(_, _, [_, marks, ends])| marks.is_empty() && ends.is_empty()));
+        // Who leaves by an end that is not seen would leave its mark for another call.
+        let is_alone = |plan: &Plan| {
+            let of_marks = |part: &Part| part.needs_marks();
+            !plan.duties.iter().flat_map(|duty| &duty.parts).any(of_marks)
+        };
+        let plan = |exits: &[Exit], is_whole: &dyn Fn(u32) -> bool| {
+            Plan::with_modules(&tracing, &[], exits, is_whole)
+        };
+        assert!(!is_alone(&plan(&exits, &|site| site == 2 || site == 3)));
+        assert!(is_alone(&plan(&exits, &|site| site != 3)));
+        exits.insert(7, exit(3, INDIRECT, After::Nothing));
+        assert!(is_alone(&plan(&exits, &|_| true)));
         // Nor has who records no returns, or looks at durations.
         let plain = Plan::of(&super::super::tracing::tests::tracing(&[&[1], &[3]]), &exits);
         assert_eq!(plain.exits, []);

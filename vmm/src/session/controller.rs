@@ -20,7 +20,7 @@ use super::verdict::Verdict;
 use super::vm::{Paused, Vm};
 use super::{Commands, Histogram, Tracing, mark};
 use crate::deadline::Deadline;
-use crate::kernel::{Exit, Exits, Kernel, Missing};
+use crate::kernel::{Coverage, Exit, Exits, Kernel, Missing};
 use crate::relay::{ConsoleLines, ExitReader, Relay, nanoseconds};
 use crate::serve::{ControlRequest, Join, Sink};
 use crate::stream::{MarkKind, Summary};
@@ -224,7 +224,12 @@ impl Controller {
         if let Some(plan) = &self.plan {
             return Arc::clone(plan);
         }
-        let plan = Plan::with_modules(&self.tracing, &self.module_exits, self.wanted_exits());
+        let is_whole = |site: u32| {
+            let exits = self.kernel.exits();
+            exits.is_ok_and(|exits| exits.coverage(site as usize) == Coverage::Whole)
+        };
+        let exits = self.wanted_exits();
+        let plan = Plan::with_modules(&self.tracing, &self.module_exits, exits, &is_whole);
         let plan = Arc::new(plan);
         self.plan = Some(Arc::clone(&plan));
         plan

@@ -480,7 +480,7 @@ impl Controller {
         if self.held_back {
             return Plan::untraced(only, exits, &[]);
         }
-        let plan = Plan::with_modules(only, exits, &[]);
+        let plan = Plan::with_modules(only, exits, &[], &|_| true);
         match attachment.is_settled() || !only.is_limited() {
             true => plan,
             false => plan.without_nested(),

@@ -30,13 +30,19 @@ impl Plan {
     /// Every site and every one of these `exits` once, with what it has to do for all tracers together.
     #[must_use]
     pub fn of(tracing: &Tracing, exits: &[Exit]) -> Self {
-        Self::with_modules(tracing, &[], exits)
+        Self::with_modules(tracing, &[], exits, &|_| true)
     }
 
-    /// The same with exits of modules, which have indices behind those.
+    /// The same with exits of modules, which have indices behind those. `is_whole`: whether all exits of the function at
+    /// a site are among `exits`.
     #[must_use]
-    pub fn with_modules(tracing: &Tracing, of_modules: &[(usize, Exit)], exits: &[Exit]) -> Self {
-        let mut plan = Self::of_functions(tracing, of_modules, exits);
+    pub fn with_modules(
+        tracing: &Tracing,
+        of_modules: &[(usize, Exit)],
+        exits: &[Exit],
+        is_whole: &dyn Fn(u32) -> bool,
+    ) -> Self {
+        let mut plan = Self::of_functions(tracing, of_modules, exits, is_whole);
         plan.add_events(tracing);
         if tracing.context {
             plan.add_context();
@@ -59,7 +65,12 @@ impl Plan {
         plan
     }
 
-    fn of_functions(tracing: &Tracing, of_modules: &[(usize, Exit)], exits: &[Exit]) -> Self {
+    fn of_functions(
+        tracing: &Tracing,
+        of_modules: &[(usize, Exit)],
+        exits: &[Exit],
+        is_whole: &dyn Fn(u32) -> bool,
+    ) -> Self {
         let mut present: Vec<_> = tracing.present().filter(|(_, t)| !t.sites.is_empty()).collect();
         if let [(number, tracer)] = present[..]
             && !tracer.graph
@@ -111,7 +122,7 @@ impl Plan {
         // Who jumps to what cannot be traced ends where that does.
         let mut aided: FxHashMap<u32, u32> = FxHashMap::default();
         let mut leaving: FxHashMap<(u32, Way, Going, [u32; 2]), u32> = FxHashMap::default();
-        let aids = Aids::of(tracing, exits, &graphed, &sets);
+        let aids = Aids::of(tracing, (exits, is_whole), &graphed, &sets);
         let entered = Entered::of(
             present.iter().filter(|(_, it)| it.limits.is_limited()).map(|(_, it)| &it.sites[..]),
             numbered(of_modules, exits).map(|(_, exit)| exit),
@@ -493,7 +504,7 @@ mod tests {
             (71, exit(91, ExitKind::Return, After::Nothing)),
             (72, exit(92, ExitKind::Return, After::Nothing)),
         ];
-        let plan = Plan::with_modules(&tracing, &of_modules, &own);
+        let plan = Plan::with_modules(&tracing, &of_modules, &own, &|_| true);
         let tracers = |duty: u32| {
             let duty = &plan.duties[duty as usize];
             (duty.point, duty.parts.iter().map(|part| part.tracer).collect::<Vec<_>>())

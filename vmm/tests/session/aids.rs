@@ -2,7 +2,7 @@
 
 use super::fake_guest::{kernel, kernels};
 use std::collections::{BTreeMap, BTreeSet};
-use vmtrace::kernel::{After, Coverage, ExitKind, Kernel};
+use vmtrace::kernel::{After, Coverage, Exit, ExitKind, Kernel};
 use vmtrace::session::{Plan, Tracer, Tracing};
 use vmtrace_trampolines::Overflow;
 
@@ -25,7 +25,8 @@ fn functions_that_end_in_others_are_known() {
             assert_eq!(jumping(sites), BTreeMap::new(), "{name}");
         }
         let ends = |sites| {
-            let plan = Plan::of(&tracing(sites), exits.all());
+            let is_whole = |site: u32| exits.coverage(site as usize) == Coverage::Whole;
+            let plan = Plan::with_modules(&tracing(sites), &[], exits.all(), &is_whole);
             let ends = |duty: u32| plan.duties[duty as usize].parts.iter().any(|part| part.aid);
             let exits = plan.exits.iter().filter(|(_, duty)| ends(*duty));
             exits.map(|&(exit, _)| exits_site(&kernel, exit)).collect::<BTreeSet<_>>()
@@ -52,6 +53,10 @@ fn functions_that_end_in_others_are_known() {
         let unseen = (0..kernel.sites().len()).find_map(|site| Some((site, jumps(site, true)?)));
         let (site, _) = unseen.unwrap();
         assert!(jumping(vec![site]).contains_key(&site), "{name}");
+        let is_seen = |site: &usize| {
+            *site == Exit::NO_SITE as usize || exits.coverage(*site) == Coverage::Whole
+        };
+        assert!(ends(vec![site]).iter().all(is_seen), "{name}: a mark may be left over");
     }
 }
 
