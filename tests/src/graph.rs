@@ -218,6 +218,20 @@ impl Guests {
         some(self.kernels, 1).iter().for_each(|name| self.traces_everything(name, "hotplug 2"));
     }
 
+    /// Where a jump through a pointer leads is known when it happens: all but the first such calls have an end.
+    pub fn calls_end_where_pointers_lead(&self, name: &str) {
+        const JUMPS: &str = "vfs_getattr_nosec";
+        let run = "for i in 1 2 3 4 5 6 7 8; do ls -l / /bin; sleep 0.5; done >/dev/null";
+        let args = ["-f", JUMPS, "--graph", "--overflow", "block", "--run", run];
+        let (finished, trace) = boot(&self.host, name, &args).unwrap();
+        assert_eq!(finished.end.code, Some(0), "{}", finished.err());
+        assert_eq!(trouble(&finished.err()), None);
+        let (ended, unended) = jumped(&trace, 0);
+        println!("{name}: {ended} calls ended, {unended} not");
+        assert!(ended > 100 && unended * 2 < ended, "{name}: {ended} ended, {unended} did not");
+        assert!(trace.aids.iter().all(|aid| *aid.function != *JUMPS), "{name}");
+    }
+
     /// A kernel that may be preempted nearly everywhere, and says so when it sleeps where it must not.
     pub fn a_realtime_kernel_is_traced_as_others_are(&self, name: &str) {
         let file = FileSource::Bytes(kernel(name).unwrap().vmlinux().to_vec());

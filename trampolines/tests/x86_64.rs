@@ -5,11 +5,16 @@
 mod common;
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::arch::{Addressing, instructions, jump};
-use common::{FakeGuest, entry_program};
+use common::{FakeGuest, entry_program, words};
+use vmtrace_trampolines::condition::Test;
+use vmtrace_trampolines::marks::Marks;
 use vmtrace_trampolines::x86_64::{INDIRECT_CALL, indirect_stub, stack_bias};
-use vmtrace_trampolines::{Field, Overflow, Point, Program, RawContext};
+use vmtrace_trampolines::{
+    Condition, Counts, Field, Overflow, Point, Program, ProgramError, RawContext,
+};
 
 const VARIANTS: [(Addressing, Overflow); 4] = [
     (Addressing::PerCpu, Overflow::Drop),
@@ -186,6 +191,67 @@ fn a_tail_call_through_a_register_goes_on_and_tells_where() {
                 assert_eq!(stacks.into_iter().collect::<Vec<u64>>(), [below - 8]);
             }
         }
+    }
+}
+
+// A mark of a call that goes on elsewhere would be taken for that of another one, which ends where it is looked for.
+#[test]
+fn calls_are_marked_by_where_they_go() {
+    for addressing in [Addressing::PerCpu, Addressing::Shared] {
+        for register in [0, 9, 10] {
+            let (address, all) = words(Marks::SIZE / 8 + 512);
+            let marks = Marks { address: address.next_multiple_of(4096) };
+            let mut guest = FakeGuest::new(1, 1 << 15, addressing, Overflow::Drop);
+            guest.set_current(0, 1);
+            let target = guest.put(1, &[0xc3]);
+            let to = |target| Condition::Test(Test::Target(target));
+            let cases = [
+                (Condition::Any(vec![to(target)]), true),
+                (Condition::Any(vec![to(target - 16), to(target)]), true),
+                (Condition::Any(vec![to(target), to(target + 16)]), true),
+                (Condition::Any(vec![to(target - 1), to(target + 1)]), false),
+                (Condition::Any(vec![]), false),
+                (Condition::All(vec![Condition::Any(vec![to(target)]), to(target)]), true),
+                (Condition::All(vec![to(target), Condition::Any(vec![])]), false),
+            ];
+            for (condition, is_marked) in cases {
+                let counts = Some(Counts::Mark(marks));
+                let mark = Program { point: Point::Tail, counts, ..entry_program() };
+                let mark = Program { condition: Some(condition), ..mark };
+                let program = guest.add(&mark, addressing, None);
+                let stub = guest.stub(0);
+                let jump_on: &[u8] = match register {
+                    0 => &[0xff, 0xe0],
+                    9 => &[0x41, 0xff, 0xe1],
+                    _ => &[0x41, 0xff, 0xe2],
+                };
+                let code = indirect_stub(stub, guest.program(program), register, jump_on).unwrap();
+                guest.put(0, &code);
+                guest.set_site(0, &jump(guest.site(0), stub));
+                let below: u64;
+                // SAFETY: calls a function that keeps all registers but r10 and r11, as the test above shows.
+                unsafe {
+                    core::arch::asm!(
+                        "mov r13, rsp; call r12",
+                        in("r12") guest.site(0), out("r13") below,
+                        in("rax") target, in("r9") target,
+                        inout("r10") target => _, inout("r11") 0_u64 => _,
+                    );
+                }
+                let swap = |word: &AtomicU64| word.swap(0, Ordering::Relaxed);
+                let found: Vec<u64> = all.iter().map(swap).filter(|&word| word != 0).collect();
+                let own = below - 8 - u64::from(Marks::LESS);
+                assert_eq!(found, [own].get(..usize::from(is_marked)).unwrap(), "{mark:?}");
+            }
+        }
+    }
+    let target = |point, of: Program| {
+        Program { point, condition: Some(Condition::Test(Test::Target(0))), ..of }.check()
+    };
+    assert_eq!(target(Point::Tail, entry_program()), Ok(()));
+    for point in [Point::Entry, Point::Return] {
+        let refused = target(point, entry_program());
+        assert!(matches!(refused, Err(ProgramError::Condition(..))), "{refused:?}");
     }
 }
 

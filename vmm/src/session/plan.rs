@@ -8,9 +8,9 @@ use super::tracing::{Tracer, Tracing};
 use super::triggers::Trigger;
 use super::way::Way;
 use crate::kernel::Exit;
-use crate::tracer::{Duty, Part, Tally};
+use crate::tracer::{Duty, Keeper, Part, Tally};
 use rustc_hash::FxHashMap;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use vmtrace_trampolines::{Field, Point, ProgramError};
 
 /// What every site has to do.
@@ -135,8 +135,11 @@ impl Plan {
                 (site, _) => graphed.get(site as usize).copied(),
             };
             let of_module = at < of_modules.len();
-            let (marking, ending) = if of_module { Default::default() } else { aids.of_exit(exit) };
             let set = set.unwrap_or(Sets::NONE);
+            let (marking, ending) = match of_module {
+                true => Default::default(),
+                false => (aids.marking(exit), aids.ending(exit)),
+            };
             if set == Sets::NONE && ending.is_empty() {
                 continue;
             }
@@ -148,10 +151,10 @@ impl Plan {
             }
             let way = Way::of(exit);
             let going = entered.going(exit, of_module);
-            let aided = [marking, ending].map(|numbers| sets.id(numbers));
+            let aided = [&marking, ending].map(|numbers| sets.id(numbers));
             let duty = || {
                 let Duty { point, mut parts } = leave(tracing, sets.get(set), exit, (way, going));
-                parts.extend(marking.iter().filter_map(|&it| aids::mark(tracing, it, exit)));
+                parts.extend(marking.iter().filter_map(|&it| aids.mark(tracing, it, exit)));
                 let others = ending.iter().filter(|it| !sets.get(set).contains(it));
                 parts.extend(others.map(|&number| aids::end(number)));
                 Duty { point, parts }
@@ -163,6 +166,8 @@ impl Plan {
                 None if tracer.ends().is_some() => true,
                 None => way == Way::Return && tracer.values.results.contains_key(&site),
             });
+            // Each function goes on in others.
+            let own = own || way == Way::Indirect && !marking.is_empty();
             let known = leaving.get(&(set, way, going, aided)).filter(|_| !own);
             let duty = match known {
                 Some(&duty) => duty,
@@ -219,9 +224,9 @@ impl Plan {
         self.of_parts(|part| part.nested.is_none())
     }
 
-    /// The same without marks, and what looks for them.
-    pub(super) fn without_marks(&self) -> Self {
-        self.of_parts(|part| !part.needs_marks())
+    /// The same without the marks of these, and what looks for them.
+    pub(super) fn without_marks(&self, of: &BTreeSet<Keeper>) -> Self {
+        self.of_parts(|part| !part.needs_marks() || !of.contains(&part.keeper()))
     }
 
     /// The same with these parts alone.

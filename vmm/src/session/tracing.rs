@@ -11,6 +11,7 @@ use crate::kernel::Kernel;
 use crate::relay::Values;
 use crate::serve::Globs;
 use crate::tracer::{Keeper, Part, Tally};
+use std::collections::BTreeSet;
 use vmtrace_trampolines::{Condition, Field, Overflow};
 
 /// In place of a tracer's number: no record is on its account.
@@ -140,6 +141,8 @@ pub struct Tracing {
     pub returns: Vec<usize>,
     /// Patterns of functions of modules whose returns may be asked for later.
     pub returns_of_modules: Vec<String>,
+    /// Functions (sites), each with another one in which calls of it were seen to go on by a jump through a pointer.
+    pub learned: BTreeSet<(u32, u32)>,
     /// Events of tracepoints, each of another one, or of other system calls.
     pub events: Vec<TracedEvent>,
     /// What they were asked for by: modules that come later may have others.
@@ -174,6 +177,7 @@ impl Tracing {
             buffer: None,
             returns: Vec::new(),
             returns_of_modules: Vec::new(),
+            learned: BTreeSet::new(),
             events: Vec::new(),
             patterns: Patterns::default(),
             events_if: None,
@@ -305,6 +309,7 @@ pub(super) mod tests {
             buffer: None,
             returns: Vec::new(),
             returns_of_modules: Vec::new(),
+            learned: BTreeSet::new(),
             events: Vec::new(),
             patterns: Patterns::default(),
             events_if: None,

@@ -185,6 +185,8 @@ impl Drain {
                 symbols.extend(symbol);
             }
             if place.target != 0 {
+                let pair = (place.function, place.target);
+                self.jumps.note((self.functions.link(pair.0), self.functions.link(pair.1)));
                 symbols.extend(self.callers.name(&self.kernel, &self.modules, place.target));
             }
             symbols.extend(self.callers.name(&self.kernel, &self.modules, record.caller));
