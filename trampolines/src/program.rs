@@ -262,7 +262,8 @@ pub enum Counts {
     /// Calls of which cannot be told whether they are meant, all in [one counter](Calls::UNTOLD): left for another
     /// function, which returns in their place, at [`Point::Tail`].
     Untold(Calls),
-    /// Nothing: a call goes on in another function, at [`Point::Tail`]. Its end is [looked for](Program::marked) there.
+    /// Nothing: a call goes on in another function, at [`Point::Tail`]. Its end is [looked for](Program::marked) there. Of
+    /// calls that are not meant no mark is left, nor one that was left by another call in their place.
     Mark(Marks),
 }
 

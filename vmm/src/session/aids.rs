@@ -9,7 +9,7 @@ use super::tracing::{Tracer, Tracing};
 use crate::kernel::{After, Coverage, Exit, ExitKind, Kernel};
 use crate::tracer::{Part, Tally};
 use rustc_hash::{FxHashMap, FxHashSet};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use vmtrace_trampolines::condition::Test;
 use vmtrace_trampolines::{Condition, Field};
 
@@ -18,9 +18,13 @@ use vmtrace_trampolines::{Condition, Field};
 pub(super) struct Aids {
     /// Exits (addresses) at which calls are marked, with the tracers' numbers, in order.
     marks: FxHashMap<u64, Vec<u8>>,
-    /// Functions (sites) whose calls are marked where they jump through a pointer to one of these (link addresses), by the
-    /// tracers' numbers.
-    pointers: FxHashMap<u32, BTreeMap<u8, Vec<u64>>>,
+    /// Exits (addresses) at which calls go on in what ends are not seen of, in the same way.
+    unseen: FxHashMap<u64, Vec<u8>>,
+    /// Functions (link addresses) whose ends are seen, by the numbers of tracers of which calls were seen to go on there by a
+    /// jump through a pointer: such calls are marked.
+    targets: BTreeMap<u8, Vec<u64>>,
+    /// Who marks calls at all.
+    keeping: BTreeSet<u8>,
     /// Functions (sites), in the same way.
     sites: FxHashMap<u32, Vec<u8>>,
     /// Groups of functions without a site.
@@ -75,7 +79,16 @@ fn insert(list: &mut Vec<u8>, number: u8) -> bool {
 }
 
 /// Functions that a program compares the target of a jump with, at most.
-const MOST_TARGETS: usize = 16;
+const MOST_TARGETS: usize = 32;
+
+/// Whose calls are marked at an exit; who only sees to it that nobody takes what another call has left for the mark of this
+/// one; and whose calls may end there although they are of other functions.
+#[derive(Debug, Default)]
+pub(super) struct AtExit<'a> {
+    pub(super) marking: Vec<u8>,
+    pub(super) clearing: Vec<u8>,
+    pub(super) ending: &'a [u8],
+}
 
 impl Aids {
     /// Of the kernel's exits, sorted by site, with those without a site last, and whether those of a site are all that it
@@ -108,15 +121,20 @@ impl Aids {
         };
         for exit in exits {
             let (Some(own), Some(target)) = (set(exit.site), goes_to(exit)) else { continue };
-            let Some(site) = site_at(exits, target) else { continue };
+            let site = site_at(exits, target);
             // Most often all is traced by the same.
-            if set(site) == Some(own) {
+            if site.is_some_and(|site| set(site) == Some(own)) {
                 continue;
             }
             for &number in sets.get(own) {
-                if is_aided(site, number) {
-                    insert(aids.marks.entry(exit.address).or_default(), number);
-                    open.push((site, number));
+                match site {
+                    Some(site) if has(site, number) => {}
+                    Some(site) if is_aided(site, number) => {
+                        insert(aids.marks.entry(exit.address).or_default(), number);
+                        aids.keeping.insert(number);
+                        open.push((site, number));
+                    }
+                    _ => drop(insert(aids.unseen.entry(exit.address).or_default(), number)),
                 }
             }
         }
@@ -125,10 +143,11 @@ impl Aids {
             let Some(first) = exits_of(exits, site).first() else { continue };
             for &number in sets.get(own) {
                 if is_aided(site, number) {
-                    let of_function = aids.pointers.entry(function).or_default();
-                    let targets = of_function.entry(number).or_default();
-                    if targets.len() < MOST_TARGETS {
+                    let targets = aids.targets.entry(number).or_default();
+                    // Who is marked already stays so.
+                    if targets.len() < MOST_TARGETS && !targets.contains(&first.function) {
                         targets.push(first.function);
+                        aids.keeping.insert(number);
                         open.push((site, number));
                     }
                 }
@@ -149,17 +168,31 @@ impl Aids {
         aids
     }
 
-    /// Who marks the calls that are left there.
-    pub(super) fn marking(&self, exit: &Exit) -> Vec<u8> {
-        match exit.kind {
-            ExitKind::Indirect { .. } => self
-                .pointers
-                .get(&exit.site)
-                .into_iter()
-                .flat_map(|it| it.keys().copied())
-                .collect(),
-            _ => self.marks.get(&exit.address).cloned().unwrap_or_default(),
-        }
+    /// What is done at an exit of a function of which these have the returns.
+    pub(super) fn at(&self, exit: &Exit, own: &[u8]) -> AtExit<'_> {
+        let keeping = || own.iter().copied().filter(|number| self.keeping.contains(number));
+        let (marking, clearing) = match (exit.kind, exit.after) {
+            (ExitKind::Indirect { .. }, _) => {
+                keeping().partition(|number| self.targets.contains_key(number))
+            }
+            (ExitKind::Jump { .. }, After::Nothing) => {
+                let of = |list: &FxHashMap<u64, Vec<u8>>, number: u8| {
+                    let list = list.get(&exit.address);
+                    list.is_some_and(|list| list.binary_search(&number).is_ok())
+                };
+                let meant = |list| keeping().filter(move |&number| of(list, number)).collect();
+                (meant(&self.marks), meant(&self.unseen))
+            }
+            _ => Default::default(),
+        };
+        let ending = match (exit.kind, exit.after) {
+            (ExitKind::Return, After::Group(group)) => self.groups.get(&group),
+            (ExitKind::Return, _) | (ExitKind::Jump { .. }, After::Leaf) => {
+                self.sites.get(&exit.site)
+            }
+            _ => None,
+        };
+        AtExit { marking, clearing, ending: ending.map_or(&[], Vec::as_slice) }
     }
 
     /// A tracer's part where it marks calls that are left: of those that it records there.
@@ -168,9 +201,11 @@ impl Aids {
         let own = wants.condition(exit.site as usize);
         let condition = match exit.kind {
             ExitKind::Indirect { .. } => {
-                let targets = self.pointers.get(&exit.site)?.get(&number)?;
-                let any = targets.iter().map(|&it| Condition::Test(Test::Target(it))).collect();
-                let any = Condition::Any(any);
+                let own_tests = own.iter().flat_map(Condition::tests).count();
+                let room = Condition::MAX_TESTS.saturating_sub(own_tests);
+                let targets = self.targets.get(&number)?.iter().take(room);
+                let any =
+                    Condition::Any(targets.map(|&it| Condition::Test(Test::Target(it))).collect());
                 Some(match own {
                     Some(own) => Condition::All(vec![any, own]),
                     None => any,
@@ -180,18 +215,12 @@ impl Aids {
         };
         Some(Part { tracer, condition, counts: Some(Tally::Mark), ..Part::default() })
     }
+}
 
-    /// Whose calls may end there although they are of other functions.
-    pub(super) fn ending(&self, exit: &Exit) -> &[u8] {
-        let ending = match (exit.kind, exit.after) {
-            (ExitKind::Return, After::Group(group)) => self.groups.get(&group),
-            (ExitKind::Return, _) | (ExitKind::Jump { .. }, After::Leaf) => {
-                self.sites.get(&exit.site)
-            }
-            _ => None,
-        };
-        ending.map_or(&[], Vec::as_slice)
-    }
+/// A tracer's part where its calls go on in what ends are not seen of.
+pub(super) fn clear(tracer: u8) -> Part {
+    let never = Some(Condition::Any(Vec::new()));
+    Part { tracer, condition: never, counts: Some(Tally::Mark), ..Part::default() }
 }
 
 /// A tracer's part where calls end that it has marked.
@@ -386,7 +415,7 @@ mod tests {
         let none = Plan::of(&tracing, &exits);
         assert!(!none.duties.iter().flat_map(|duty| &duty.parts).any(Part::needs_marks));
         // It has 6 itself, 4 is another one's, 5 goes on who knows where, and 9 is none of them.
-        tracing.learned = [(1, 2), (1, 4), (1, 5), (1, 6), (1, 9), (9, 7)].into();
+        tracing.learned = vec![(1, 4), (1, 2), (1, 5), (1, 6), (1, 9), (9, 7)];
         let plan = Plan::of(&tracing, &exits);
         let (one, none, both) = (|| vec![0], Vec::new, || vec![1]);
         let expected = [
@@ -395,30 +424,52 @@ mod tests {
             (3, Point::Return, [none(), none(), one()]),
             (4, Point::Return, [none(), none(), one()]),
             (5, Point::Return, [both(), none(), one()]),
-            (7, Point::Tail, [one(), none(), none()]),
+            // Where it goes on there it is marked, too.
+            (7, Point::Tail, [one(), one(), none()]),
         ];
         assert_eq!(done(&plan), expected);
-        let tests = |plan: &Plan, exit: usize| {
+        let test = |plan: &Plan, exit: usize| {
             let duty = plan.exits.iter().find(|(at, _)| *at == exit).unwrap().1;
             let parts = &plan.duties[duty as usize].parts;
             let mark = parts.iter().find(|part| part.counts == Some(Tally::Mark)).unwrap();
             mark.condition.clone()
         };
         let any = |targets: &[u64]| {
-            Condition::Any(targets.iter().map(|&it| Condition::Test(Test::Target(it))).collect())
+            Some(Condition::Any(
+                targets.iter().map(|&it| Condition::Test(Test::Target(it))).collect(),
+            ))
         };
-        assert_eq!(tests(&plan, 0), Some(any(&[200, 400])));
-        // Each function has its own, and no more than a program compares with.
-        let count = 3 + MOST_TARGETS as u32;
-        let first = [exit(1, INDIRECT, After::Nothing), exit(2, INDIRECT, After::Nothing)];
-        let exits: Vec<_> = first.into_iter().chain((3..=count).map(ret)).collect();
-        let mut tracing = graph(&[&[1, 2]]);
-        tracing.learned = (3..=count).map(|to| (1, to)).chain([(2, 4)]).collect();
+        // By when they were seen: none makes room for another one.
+        assert_eq!(test(&plan, 0), any(&[400, 200]));
+        assert_eq!(plan.exits[0].1, plan.exits[5].1, "a program for all");
+        // No more than a program compares with.
+        let count = 2 + MOST_TARGETS as u32;
+        let exits: Vec<_> =
+            [exit(1, INDIRECT, After::Nothing)].into_iter().chain((2..=count).map(ret)).collect();
+        let mut tracing = graph(&[&[1]]);
+        tracing.learned = (2..=count).map(|to| (1, to)).collect();
         let plan = Plan::of(&tracing, &exits);
-        let targets: Vec<u64> = (3..count).map(|to| 100 * u64::from(to)).collect();
-        assert_eq!((tests(&plan, 0), tests(&plan, 1)), (Some(any(&targets)), Some(any(&[400]))));
-        assert_eq!(plan.exits.len(), 2 + MOST_TARGETS);
-        // No more than before is asked of who is meant.
+        let targets: Vec<u64> = (2..count).map(|to| 100 * u64::from(to)).collect();
+        assert_eq!((test(&plan, 0), plan.exits.len()), (any(&targets), 1 + MOST_TARGETS));
+        // Who goes on where ends are not seen has no use for what another call has left, if there is anything.
+        let exits = [
+            exit(1, INDIRECT, After::Nothing),
+            jump(1, 2),
+            jump(1, 3),
+            jump(1, 4),
+            exit(2, INDIRECT, After::Nothing),
+            ret(3),
+            ret(4),
+        ];
+        let mut tracing = graph(&[&[1, 4], &[5]]);
+        let plan = Plan::of(&tracing, &exits);
+        assert_eq!((test(&plan, 0), test(&plan, 1), test(&plan, 2)), (any(&[]), any(&[]), None));
+        let marks = done(&plan).iter().filter(|(_, _, [_, marks, _])| !marks.is_empty()).count();
+        assert_eq!(marks, 3, "not where it goes on in its own");
+        tracing = graph(&[&[1, 3, 4], &[5]]);
+        let plan = Plan::of(&tracing, &exits);
+        assert!(!plan.duties.iter().flat_map(|duty| &duty.parts).any(Part::needs_marks));
+        let tracing = graph(&[&[1, 2]]);
         assert!(tracing.lacks_ends(1, 3) && !tracing.lacks_ends(1, 2) && !tracing.lacks_ends(3, 4));
     }
 

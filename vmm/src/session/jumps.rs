@@ -12,14 +12,28 @@ use std::time::{Duration, Instant};
 const EVERY: Duration = Duration::from_millis(200);
 const SHARE: u32 = 50;
 
+/// How long to wait when it has failed, and how often it may.
+const AGAIN: Duration = Duration::from_secs(10);
+const FAILURES: u32 = 3;
+/// How often what is traced is changed for it. Each change makes programs, and what is not called any more has its number for
+/// good: the user's own changes need some, too.
+const CHANGES: u32 = 64;
+
 /// Those that are still to be followed.
 #[derive(Debug, Default)]
 pub(super) struct Jumps {
     /// Sites of functions, each with that of one in which calls of it went on.
     new: Vec<(u32, u32)>,
     due: Option<Instant>,
-    /// It was tried in vain: there is no room for more, and trying again would pause the guest for nothing.
-    is_refused: bool,
+    changes: u32,
+    failures: u32,
+}
+
+impl Jumps {
+    /// Whether more can be followed.
+    fn goes_on(&self) -> bool {
+        self.changes < CHANGES && self.failures < FAILURES
+    }
 }
 
 impl Controller {
@@ -43,15 +57,20 @@ impl Controller {
             match self.tracing.lacks_ends(function, target) {
                 true => self.jumps.new.push((function, target)),
                 // Another tracer may.
-                false => drop(self.tracing.learned.insert((function, target))),
+                false => self.tracing.learned.push((function, target)),
             }
         }
         if self.jumps.new.is_empty() {
             return;
         }
-        let is_traced = matches!(self.stage, Stage::Attached { from: None, .. });
-        if !is_traced || self.jumps.is_refused || self.end.has_begun() {
+        if self.end.has_begun() || !self.jumps.goes_on() {
             self.jumps.new.clear();
+            return;
+        }
+        if !matches!(self.stage, Stage::Attached { from: None, .. }) || self.held_back {
+            // When tracing begins all is planned anew.
+            self.tracing.learned.append(&mut self.jumps.new);
+            self.tracing_changed();
             return;
         }
         let began = Instant::now();
@@ -63,20 +82,33 @@ impl Controller {
             self.jumps.due = Some(began + EVERY);
             return;
         }
-        let before = (self.tracing.learned.clone(), self.planned());
-        self.tracing.learned.extend(self.jumps.new.drain(..));
+        let planned = self.planned();
+        let before = self.tracing.learned.len();
+        self.tracing.learned.append(&mut self.jumps.new);
         self.tracing_changed();
-        // Not all ends of what they go on in may be seen; and while tracing pauses there is nothing to do.
-        if *self.planned() == *before.1 || self.held_back {
-            return;
-        }
-        if let Err(error) = self.retarget(machine, MarkKind::Note, "calls that jump are followed") {
-            self.jumps.is_refused = true;
-            self.tracing.learned = before.0;
+        // Not all ends of what they go on in may be seen.
+        let mut wait = EVERY;
+        if *self.planned() == *planned {
+            self.plan = Some(planned);
+        } else if let Err(error) =
+            self.retarget(machine, MarkKind::Note, "calls that jump are followed")
+        {
+            self.jumps.new = self.tracing.learned.split_off(before);
             self.tracing_changed();
-            self.note_once(format!("calls that go on through pointers have no end: {error}"));
+            self.jumps.failures += 1;
+            wait = AGAIN;
+            if !self.jumps.goes_on() {
+                self.note_once(format!("calls that go on through pointers have no end: {error}"));
+            }
+        } else {
+            self.jumps.changes += 1;
+            if !self.jumps.goes_on() {
+                self.note_once(format!(
+                    "calls that go on through pointers have no end unless that was seen in the first {CHANGES} changes for it"
+                ));
+            }
         }
         let ended = Instant::now();
-        self.jumps.due = Some(ended + EVERY.max(ended.duration_since(began) * SHARE));
+        self.jumps.due = Some(ended + wait.max(ended.duration_since(began) * SHARE));
     }
 }

@@ -1,6 +1,6 @@
 //! What each site and each exit has to do, for all tracers together.
 
-use super::aids::{self, Aids};
+use super::aids::{self, Aids, AtExit};
 use super::duties::{Duties, Sets};
 use super::follow::Follow;
 use super::limits::{Entered, Going};
@@ -121,7 +121,7 @@ impl Plan {
         }
         // Who jumps to what cannot be traced ends where that does.
         let mut aided: FxHashMap<u32, u32> = FxHashMap::default();
-        let mut leaving: FxHashMap<(u32, Way, Going, [u32; 2]), u32> = FxHashMap::default();
+        let mut leaving: FxHashMap<(u32, Way, Going, [u32; 3]), u32> = FxHashMap::default();
         let aids = Aids::of(tracing, (exits, is_whole), &graphed, &sets);
         let entered = Entered::of(
             present.iter().filter(|(_, it)| it.limits.is_limited()).map(|(_, it)| &it.sites[..]),
@@ -136,10 +136,11 @@ impl Plan {
             };
             let of_module = at < of_modules.len();
             let set = set.unwrap_or(Sets::NONE);
-            let (marking, ending) = match of_module {
-                true => Default::default(),
-                false => (aids.marking(exit), aids.ending(exit)),
+            let at_exit = match of_module {
+                true => AtExit::default(),
+                false => aids.at(exit, sets.get(set)),
             };
+            let AtExit { marking, clearing, ending } = &at_exit;
             if set == Sets::NONE && ending.is_empty() {
                 continue;
             }
@@ -151,10 +152,11 @@ impl Plan {
             }
             let way = Way::of(exit);
             let going = entered.going(exit, of_module);
-            let aided = [&marking, ending].map(|numbers| sets.id(numbers));
+            let aided = [marking, clearing, *ending].map(|numbers| sets.id(numbers));
             let duty = || {
                 let Duty { point, mut parts } = leave(tracing, sets.get(set), exit, (way, going));
                 parts.extend(marking.iter().filter_map(|&it| aids.mark(tracing, it, exit)));
+                parts.extend(clearing.iter().map(|&number| aids::clear(number)));
                 let others = ending.iter().filter(|it| !sets.get(set).contains(it));
                 parts.extend(others.map(|&number| aids::end(number)));
                 Duty { point, parts }
@@ -166,8 +168,6 @@ impl Plan {
                 None if tracer.ends().is_some() => true,
                 None => way == Way::Return && tracer.values.results.contains_key(&site),
             });
-            // Each function goes on in others.
-            let own = own || way == Way::Indirect && !marking.is_empty();
             let known = leaving.get(&(set, way, going, aided)).filter(|_| !own);
             let duty = match known {
                 Some(&duty) => duty,

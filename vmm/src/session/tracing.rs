@@ -11,7 +11,6 @@ use crate::kernel::Kernel;
 use crate::relay::Values;
 use crate::serve::Globs;
 use crate::tracer::{Keeper, Part, Tally};
-use std::collections::BTreeSet;
 use vmtrace_trampolines::{Condition, Field, Overflow};
 
 /// In place of a tracer's number: no record is on its account.
@@ -142,7 +141,7 @@ pub struct Tracing {
     /// Patterns of functions of modules whose returns may be asked for later.
     pub returns_of_modules: Vec<String>,
     /// Functions (sites), each with another one in which calls of it were seen to go on by a jump through a pointer.
-    pub learned: BTreeSet<(u32, u32)>,
+    pub learned: Vec<(u32, u32)>,
     /// Events of tracepoints, each of another one, or of other system calls.
     pub events: Vec<TracedEvent>,
     /// What they were asked for by: modules that come later may have others.
@@ -177,7 +176,7 @@ impl Tracing {
             buffer: None,
             returns: Vec::new(),
             returns_of_modules: Vec::new(),
-            learned: BTreeSet::new(),
+            learned: Vec::new(),
             events: Vec::new(),
             patterns: Patterns::default(),
             events_if: None,
@@ -309,7 +308,7 @@ pub(super) mod tests {
             buffer: None,
             returns: Vec::new(),
             returns_of_modules: Vec::new(),
-            learned: BTreeSet::new(),
+            learned: Vec::new(),
             events: Vec::new(),
             patterns: Patterns::default(),
             events_if: None,

@@ -253,7 +253,7 @@ impl Args {
             buffer: self.buffer,
             returns,
             returns_of_modules: self.returns.clone(),
-            learned: BTreeSet::new(),
+            learned: Vec::new(),
             events,
             patterns,
             events_if,
