@@ -218,6 +218,41 @@ impl Guests {
         some(self.kernels, 1).iter().for_each(|name| self.traces_everything(name, "hotplug 2"));
     }
 
+    /// Where a jump through a pointer leads is known when it happens: all but the first such calls have an end, which is
+    /// that of the very call in which they went on.
+    pub fn calls_end_where_pointers_lead(&self, name: &str) {
+        const JUMPS: &str = "vfs_getattr_nosec";
+        let run = "for i in 1 2 3 4 5 6 7 8; do ls -l / /bin; sleep 0.5; done >/dev/null";
+        let args =
+            ["-f", JUMPS, "--graph", "--tracer=others=*_getattr:graph", "--overflow", "block"];
+        let args = [&args[..], &["--cpus", "2", "--run", run]].concat();
+        let (finished, trace) = boot(&self.host, name, &args).unwrap();
+        assert_eq!(finished.end.code, Some(0), "{}", finished.err());
+        assert_eq!(trouble(&finished.err()), None);
+        let (ended, unended) = jumped(&trace, 0);
+        println!("{name}: {ended} calls ended, {unended} not");
+        // Those of the first `ls` come before anything is known.
+        assert!(ended > 1000 && unended * 4 < ended, "{name}: {ended} ended, {unended} did not");
+        assert!(trace.aids.iter().all(|aid| *aid.function != *JUMPS), "{name}");
+        let of = |list: &[Entry], tracer: u8, kind: u8| {
+            let own = list.iter().filter(|record| record.tracer == tracer).cloned();
+            own.map(|record| (record, kind)).collect::<Vec<_>>()
+        };
+        let lists = [of(&trace.tails, 0, 0), of(&trace.returns, 1, 1), of(&trace.aids, 0, 2)];
+        let mut all = lists.concat();
+        all.sort_by_key(|(record, _)| (record.timestamp, record.number));
+        // How many calls have ended at each place of a stack since one jumped there.
+        let mut since: HashMap<u64, usize> = HashMap::new();
+        for (record, kind) in all {
+            let Some(sp) = record.sp else { continue };
+            match kind {
+                0 => drop(since.insert(sp, 0)),
+                1 => drop(since.get_mut(&sp).map(|count| *count += 1)),
+                _ => assert_eq!(since.remove(&sp), Some(1), "{name}: {record:?}"),
+            };
+        }
+    }
+
     /// A kernel that may be preempted nearly everywhere, and says so when it sleeps where it must not.
     pub fn a_realtime_kernel_is_traced_as_others_are(&self, name: &str) {
         let file = FileSource::Bytes(kernel(name).unwrap().vmlinux().to_vec());

@@ -163,6 +163,11 @@ fn kaslr_kernels_are_traced_where_they_are() {
 }
 
 #[test]
+fn calls_end_where_pointers_lead() {
+    GUESTS.calls_end_where_pointers_lead("x86_64-6.12");
+}
+
+#[test]
 fn the_guests_own_ftrace_sees_the_same_and_keeps_working() {
     GUESTS.the_guests_own_ftrace_sees_the_same_and_keeps_working();
 }

@@ -1,7 +1,5 @@
 //! Marks of calls that have gone on in another function: the layout of their table.
 
-use crate::program::{ProgramError, check_table};
-
 /// Calls that have gone on, by a jump, in a function whose own calls are not traced: so its return is recorded where it
 /// is theirs, and nowhere else. A mark is found by the stack pointer at the function's entry, which no other open call
 /// has.
@@ -25,10 +23,6 @@ impl Marks {
     pub(crate) const BITS: i8 = 15;
     /// What stands in a place is so much below the stack pointer: that is where programs have it at a jump.
     pub const LESS: u8 = 8;
-
-    pub(crate) fn check(self) -> Result<(), ProgramError> {
-        check_table(MARKS, self.address, Self::SIZE, 4096)
-    }
 }
 
 /// What errors call the table.

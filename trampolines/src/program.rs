@@ -4,7 +4,7 @@ use crate::callers::{CALLERS, Callers};
 use crate::condition::{Condition, Operand, Test, extended};
 use crate::histogram::{Calls, Ended, OPEN, Sorted};
 use crate::layout::{COMMON_SIZE, Info, MAX_RECORD};
-use crate::marks::Marks;
+use crate::marks::{MARKS, Marks};
 use crate::nesting::{Call, NESTS, Nesting};
 
 /// What happens when a ring is full.
@@ -262,8 +262,8 @@ pub enum Counts {
     /// Calls of which cannot be told whether they are meant, all in [one counter](Calls::UNTOLD): left for another
     /// function, which returns in their place, at [`Point::Tail`].
     Untold(Calls),
-    /// Nothing: a call has gone on in another function, at [`Point::Tail`] (x86-64: of a direct jump). Its end is
-    /// [looked for](Program::marked) there.
+    /// Nothing: a call goes on in another function, at [`Point::Tail`]. Its end is [looked for](Program::marked) there. Of
+    /// calls that are not meant no mark is left, nor one that was left by another call in their place.
     Mark(Marks),
 }
 
@@ -294,7 +294,7 @@ impl Counts {
                 histograms.map_or(Ok(()), Counters::check).and_then(|()| check_calls(calls))
             }
             Self::Untold(calls) => check_calls(calls),
-            Self::Mark(marks) => marks.check(),
+            Self::Mark(marks) => check_marks(marks),
             Self::End(calls, ended) => {
                 check_calls(calls)?;
                 match ended {
@@ -339,6 +339,10 @@ pub(crate) fn check_table(
 
 fn check_calls(Calls { address }: Calls) -> Result<(), ProgramError> {
     check_table(OPEN, address, Calls::SIZE, 64)
+}
+
+fn check_marks(Marks { address }: Marks) -> Result<(), ProgramError> {
+    check_table(MARKS, address, Marks::SIZE, 4096)
 }
 
 fn check_callers(Callers { address, stride }: Callers) -> Result<(), ProgramError> {
@@ -490,7 +494,7 @@ impl Program {
         let of_task = |test: &Test| match test {
             Test::Number { operand, .. } => matches!(operand, Operand::Task(_)),
             Test::Bytes { .. } | Test::Followed { .. } => true,
-            Test::Caller { .. } | Test::Text { .. } => false,
+            Test::Caller { .. } | Test::Text { .. } | Test::Target(_) => false,
         };
         let rooted = self.nesting.is_some_and(|it| {
             !matches!(it.call, Call::Root { again: false } | Call::Endless { root: true })
@@ -533,6 +537,10 @@ impl Program {
                     return refused("is about what is not known");
                 }
                 Test::Text { .. } => {}
+                Test::Target(_) if self.point != Point::Tail || self.since.is_some() => {
+                    return refused("is about what is not known");
+                }
+                Test::Target(_) => {}
                 Test::Caller { .. } | Test::Bytes { .. } | Test::Followed { .. } => {}
             }
         }
@@ -571,7 +579,7 @@ impl Program {
             if self.point == Point::Entry || !alone {
                 return Err(ProgramError::Counts("does not look for what has gone on"));
             }
-            marks.check()?;
+            check_marks(marks)?;
         }
         if let Some(condition) = &self.condition {
             self.check_condition(condition)?;

@@ -5,11 +5,16 @@
 mod common;
 
 use std::sync::Mutex;
+use std::sync::atomic::Ordering;
 
 use common::arch::{Addressing, instructions, jump};
-use common::{FakeGuest, entry_program};
+use common::{FakeGuest, entry_program, words};
+use vmtrace_trampolines::condition::Test;
+use vmtrace_trampolines::marks::Marks;
 use vmtrace_trampolines::x86_64::{INDIRECT_CALL, indirect_stub, stack_bias};
-use vmtrace_trampolines::{Field, Overflow, Point, Program, RawContext};
+use vmtrace_trampolines::{
+    Condition, Counts, Field, Overflow, Point, Program, ProgramError, RawContext,
+};
 
 const VARIANTS: [(Addressing, Overflow); 4] = [
     (Addressing::PerCpu, Overflow::Drop),
@@ -186,6 +191,95 @@ fn a_tail_call_through_a_register_goes_on_and_tells_where() {
                 assert_eq!(stacks.into_iter().collect::<Vec<u64>>(), [below - 8]);
             }
         }
+    }
+}
+
+/// Calls what goes on through a register, all of them with this target. What its mark is.
+#[inline(never)]
+fn going(site: u64, target: u64) -> u64 {
+    let below: u64;
+    // SAFETY: calls a function that keeps all registers but r10 and r11, as the test above shows.
+    unsafe {
+        core::arch::asm!(
+            "mov r13, rsp; call r12",
+            in("r12") site, out("r13") below, in("rax") target, in("r9") target,
+            inout("r10") target => _, inout("r11") 0_u64 => _,
+        );
+    }
+    below - 8 - u64::from(Marks::LESS)
+}
+
+// A mark of a call that goes on elsewhere would be taken for that of another one, which ends where it is looked for.
+#[test]
+fn calls_are_marked_by_where_they_go() {
+    for addressing in [Addressing::PerCpu, Addressing::Shared] {
+        for (register, is_alone) in [(0, true), (9, true), (10, true), (0, false), (10, false)] {
+            let (address, all) = words(Marks::SIZE / 8 + 512);
+            let marks = Marks { address: address.next_multiple_of(4096) };
+            let mut guest = FakeGuest::new(1, 1 << 15, addressing, Overflow::Drop);
+            guest.set_current(0, 1);
+            let target = guest.put(1, &[0xc3]);
+            let mut at: Option<usize> = None;
+            let to = |target| Condition::Test(Test::Target(target));
+            let cases = [
+                (Condition::Any(vec![to(target)]), true),
+                (Condition::Any(vec![to(target - 16), to(target)]), true),
+                (Condition::Any(vec![to(target), to(target + 16)]), true),
+                (Condition::Any(vec![to(target - 1), to(target + 1)]), false),
+                (Condition::Any(vec![]), false),
+                (Condition::All(vec![Condition::Any(vec![to(target)]), to(target)]), true),
+                (Condition::All(vec![to(target), Condition::Any(vec![])]), false),
+            ];
+            for (condition, is_marked) in cases {
+                let counts = Some(Counts::Mark(marks));
+                let mark = Program { point: Point::Tail, counts, ..entry_program() };
+                let mark = Program { condition: Some(condition), ..mark };
+                let mark = guest.add(&mark, addressing, None);
+                let fields = vec![Field::Stack, Field::Target];
+                let before = Program { point: Point::Tail, fields, ..entry_program() };
+                // As a rule it comes behind one that records.
+                let program = match is_alone {
+                    true => mark,
+                    false => guest.add(&before, addressing, Some(mark)),
+                };
+                let stub = guest.stub(0);
+                let jump_on: &[u8] = match register {
+                    0 => &[0xff, 0xe0],
+                    9 => &[0x41, 0xff, 0xe1],
+                    _ => &[0x41, 0xff, 0xe2],
+                };
+                let code = indirect_stub(stub, guest.program(program), register, jump_on).unwrap();
+                guest.put(0, &code);
+                guest.set_site(0, &jump(guest.site(0), stub));
+                let site = guest.site(0);
+                let own = going(site, target);
+                // Also when the ring is full.
+                for round in 0..3000 {
+                    let left = [0, own, own + 64][round % 3];
+                    // Whoever is marked before all others tells where.
+                    at = at.or(all.iter().position(|word| word.load(Ordering::Relaxed) == own));
+                    let word = &all[at.unwrap()];
+                    word.store(left, Ordering::Relaxed);
+                    assert_eq!(going(site, target), own);
+                    let expected = match (is_marked, left) {
+                        (true, _) => own,
+                        // Another call has left it, and nobody takes it for the mark of this one.
+                        (false, left) if left == own => 0,
+                        (false, left) => left,
+                    };
+                    assert_eq!(word.swap(0, Ordering::Relaxed), expected, "{left:x}");
+                }
+                assert!(all.iter().all(|word| word.load(Ordering::Relaxed) == 0));
+            }
+        }
+    }
+    let target = |point, of: Program| {
+        Program { point, condition: Some(Condition::Test(Test::Target(0))), ..of }.check()
+    };
+    assert_eq!(target(Point::Tail, entry_program()), Ok(()));
+    for point in [Point::Entry, Point::Return] {
+        let refused = target(point, entry_program());
+        assert!(matches!(refused, Err(ProgramError::Condition(..))), "{refused:?}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::condition::{Tests, follow};
 use super::count::{Told, count, count_down};
-use super::marks::{mark, marked};
+use super::marks::{mark, marked, unmark};
 use super::nesting::{behind, nested};
 use super::operands::{ABOVE_SPENT, ARGUMENTS, Assembler, ENDING, Operands, RDX, disp, exchange};
 use super::read::{finish, read};
@@ -40,9 +40,14 @@ pub fn compile(
     let mut reads = Reads::default();
     let ends = ops.new_dynamic_label();
     let point = program.point;
+    let unmarked = match program.counts {
+        Some(Counts::Mark(marks)) => Some((marks, ops.new_dynamic_label())),
+        _ => None,
+    };
+    let not_meant = unmarked.map_or(ends, |(_, label)| label);
     let test = |ops: &mut Assembler| match (&program.condition, program.since) {
         (Some(condition), None) => {
-            branch(&mut Tests { ops, values, point, timed: false }, condition, (ends, false))
+            branch(&mut Tests { ops, values, point, timed: false }, condition, (not_meant, false))
         }
         _ => Ok(()),
     };
@@ -108,6 +113,10 @@ pub fn compile(
     }
     let ending = ops.offset().0;
     dynasm!(ops; .arch x64; =>ends; .bytes ENDING);
+    if let (Some((marks, label)), true) = (unmarked, program.condition.is_some()) {
+        dynasm!(ops; .arch x64; =>label);
+        unmark(&mut ops, marks, ends)?;
+    }
     if program.counts.is_none() {
         slow(&mut ops, &operands);
     }

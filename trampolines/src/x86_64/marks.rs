@@ -27,6 +27,23 @@ pub(super) fn mark(ops: &mut Assembler, marks: Marks) -> Result<(), ProgramError
     Ok(())
 }
 
+/// Takes back what may have been left by another call that was where this one is, and goes on at `ends`. r10 and the flags
+/// are lost.
+pub(super) fn unmark(
+    ops: &mut Assembler,
+    marks: Marks,
+    ends: DynamicLabel,
+) -> Result<(), ProgramError> {
+    let places = place(ops, RSP, marks)?;
+    dynasm!(ops; .arch x64
+        ; cmp [r10 * 8 + places], rsp
+        ; jne =>ends
+        ; mov QWORD [r10 * 8 + places], 0
+        ; jmp =>ends
+    );
+    Ok(())
+}
+
 /// Takes the mark of the call that ends; goes on at `ends` if it has none. r10 and the flags are lost, at a return r11, too.
 pub(super) fn marked(
     ops: &mut Assembler,

@@ -10,6 +10,7 @@ use write::Last;
 
 use super::events::Events;
 use super::exits::Exits;
+use super::jumps::{Jumps, Told};
 use super::names::{Callers, Functions, ModuleNames, TaskNames};
 use super::order::{Order, WAITING};
 use super::programs::Programs;
@@ -75,6 +76,8 @@ pub struct Drain {
     unheard: u64,
     /// Marks that were left out.
     unmarked: u64,
+    /// Functions in which calls go on.
+    jumps: Jumps,
     programs: Programs,
     untold: Untold,
     raw: RawBatch,
@@ -141,6 +144,7 @@ impl Drain {
             unmarked: 0,
             traced: Vec::new(),
             waits: Waits::new(waiting),
+            jumps: Jumps::default(),
             pulse: Pulse::default(),
             programs: Programs::default(),
             untold: Untold::default(),
@@ -158,12 +162,18 @@ impl Drain {
         self
     }
 
-    /// Drains until it is told to finish; `tell` is called with what is wrong with a ring, and
-    /// `consumers` is how many there are.
+    /// The same, which tells in which functions calls go on.
+    pub(super) fn telling_jumps(mut self, told: Told) -> Self {
+        self.jumps = Jumps::telling(told);
+        self
+    }
+
+    /// Drains until it is told to finish; `tell` is called with what is wrong with a ring, `notice` when there are such
+    /// functions, and `consumers` is how many there are.
     pub(super) fn run(
         mut self,
         commands: &Receiver<Command>,
-        tell: &dyn Fn(String),
+        (tell, notice): (&dyn Fn(String), &dyn Fn()),
         consumers: &AtomicUsize,
     ) -> io::Result<End> {
         loop {
@@ -178,6 +188,9 @@ impl Drain {
             self.waits.close(!room);
             if room {
                 self.pass()?;
+            }
+            if self.jumps.take_fresh() {
+                notice();
             }
             let busy = room && self.has_much();
             let rest = match (busy, self.live) {

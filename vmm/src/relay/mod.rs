@@ -8,6 +8,7 @@ mod counts;
 mod drain;
 mod events;
 mod exits;
+mod jumps;
 mod memo;
 mod names;
 mod order;
@@ -230,6 +231,7 @@ pub struct Relay {
     lost_marks: AtomicU64,
     corrupt: Arc<OnceLock<String>>,
     consumers: Arc<AtomicUsize>,
+    jumps: jumps::Told,
     pulse: Pulse,
     done: Receiver<io::Result<End>>,
 }
@@ -245,7 +247,7 @@ impl<F: Fn()> Drop for OnExit<F> {
 
 impl Relay {
     /// Starts it; `ended` is called when its thread is about to end, for whatever reason, and when
-    /// there is a ring that programs cannot have left so: see [`Relay::corrupt`].
+    /// there is a ring that programs cannot have left so (see [`Relay::corrupt`]), or [`Relay::jumps`] has something.
     ///
     /// # Errors
     /// When there is no thread for it. What goes wrong later, [`Relay::error`] tells.
@@ -256,6 +258,8 @@ impl Relay {
         let found = Arc::clone(&corrupt);
         let consumers = Arc::<AtomicUsize>::default();
         let seen = Arc::clone(&consumers);
+        let jumps = jumps::Told::default();
+        let jumped = jumps.clone();
         let pulse = Pulse::default();
         let beats = pulse.clone();
         let clock = Clock::of(&setup);
@@ -270,10 +274,13 @@ impl Relay {
                     (ended.0)();
                 }
             };
-            let drain = Drain::new(setup, clock).map(|drain| drain.with_pulse(beats));
-            let _ = end.send(drain.and_then(|drain| drain.run(&receiver, &tell, &seen)));
+            let drain = Drain::new(setup, clock);
+            let drain = drain.map(|drain| drain.with_pulse(beats).telling_jumps(jumped));
+            let notice = || (ended.0)();
+            let _ = end.send(drain.and_then(|drain| drain.run(&receiver, (&tell, &notice), &seen)));
         })?;
-        Ok(Self { clock, commands, lost_marks: AtomicU64::new(0), corrupt, consumers, pulse, done })
+        let lost_marks = AtomicU64::new(0);
+        Ok(Self { clock, commands, lost_marks, corrupt, consumers, jumps, pulse, done })
     }
 
     /// Puts a mark into the stream.
@@ -395,6 +402,13 @@ impl Relay {
         let (sender, receiver) = channel();
         self.commands.send(command(sender)).ok()?;
         receiver.recv().ok()
+    }
+
+    /// Functions (link addresses), each with one in which calls of it have gone on by a jump through a pointer: each pair
+    /// once, unless there are too many.
+    #[must_use]
+    pub fn jumps(&self) -> Vec<(u64, u64)> {
+        self.jumps.take()
     }
 
     /// What is wrong with a ring, once that was found.

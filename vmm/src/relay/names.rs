@@ -58,6 +58,11 @@ impl Functions {
         }
     }
 
+    /// The link address of what has this low half where the kernel runs.
+    pub(super) fn link(&self, low: u32) -> u64 {
+        (Header::TOP_4_GIB | u64::from(low)).wrapping_sub(self.slide)
+    }
+
     /// What a site writes, and how far behind the entry of its function that is.
     fn written(&self, kernel: &Kernel, site: &Site) -> Option<(u32, u8)> {
         let at = return_address(kernel, site);

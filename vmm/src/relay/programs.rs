@@ -114,6 +114,11 @@ impl Format {
         Some((shape, part.tracer))
     }
 
+    /// Whether its records tell where calls go on: after jumps through pointers.
+    pub(super) fn tells_targets(&self) -> bool {
+        self.target.is_some()
+    }
+
     /// Whether all that the stream must be told of its records are functions and callers.
     pub(super) fn is_plain(&self) -> bool {
         self.target.is_none() && !self.has_values

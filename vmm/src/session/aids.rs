@@ -1,21 +1,30 @@
 //! Ends of calls that go on, by a jump, in functions whose own calls their tracer does not have.
 //!
 //! Such a call is marked where it jumps, and the returns of those functions are recorded where there is a mark: they end
-//! what has jumped, as far as it takes. Only of the kernel's own functions: what a module brings comes too late.
+//! what has jumped, as far as it takes. Only of the kernel's own functions: what a module brings comes too late. Where
+//! jumps through pointers lead is learned when it happens ([`jumps`](super::jumps)).
 
 use super::duties::Sets;
 use super::tracing::{Tracer, Tracing};
 use crate::kernel::{After, Coverage, Exit, ExitKind, Kernel};
 use crate::tracer::{Part, Tally};
 use rustc_hash::{FxHashMap, FxHashSet};
-use std::collections::BTreeMap;
-use vmtrace_trampolines::Field;
+use std::collections::{BTreeMap, BTreeSet};
+use vmtrace_trampolines::condition::Test;
+use vmtrace_trampolines::{Condition, Field};
 
 /// Who marks calls at which exits, and who sees by the ends of which functions those of its own.
 #[derive(Debug, Default)]
 pub(super) struct Aids {
     /// Exits (addresses) at which calls are marked, with the tracers' numbers, in order.
     marks: FxHashMap<u64, Vec<u8>>,
+    /// Exits (addresses) at which calls go on in what ends are not seen of, in the same way.
+    unseen: FxHashMap<u64, Vec<u8>>,
+    /// Functions (link addresses) whose ends are seen, by the numbers of tracers of which calls were seen to go on there by a
+    /// jump through a pointer: such calls are marked.
+    targets: BTreeMap<u8, Vec<u64>>,
+    /// Who marks calls at all.
+    keeping: BTreeSet<u8>,
     /// Functions (sites), in the same way.
     sites: FxHashMap<u32, Vec<u8>>,
     /// Groups of functions without a site.
@@ -69,6 +78,18 @@ fn insert(list: &mut Vec<u8>, number: u8) -> bool {
     place.inspect_err(|&place| list.insert(place, number)).is_err()
 }
 
+/// Functions that a program compares the target of a jump with, at most.
+const MOST_TARGETS: usize = 32;
+
+/// Whose calls are marked at an exit; who only sees to it that nobody takes what another call has left for the mark of this
+/// one; and whose calls may end there although they are of other functions.
+#[derive(Debug, Default)]
+pub(super) struct AtExit<'a> {
+    pub(super) marking: Vec<u8>,
+    pub(super) clearing: Vec<u8>,
+    pub(super) ending: &'a [u8],
+}
+
 impl Aids {
     /// Of the kernel's exits, sorted by site, with those without a site last, and whether those of a site are all that it
     /// has; and by site the set of tracers that have the returns there.
@@ -92,24 +113,43 @@ impl Aids {
         };
         let mut open: Vec<(u32, u8)> = Vec::new();
         let mut known: FxHashMap<(u32, u8), bool> = FxHashMap::default();
+        // Whether a tracer lacks the end of a function, and sees it by others.
+        let mut is_aided = |site: u32, number: u8| {
+            let wants = tracing.numbered(number).is_some_and(|(_, tracer)| tracer.wants_aid());
+            let closes = || closes(exits, site, |site| has(site, number), is_whole);
+            wants && !has(site, number) && *known.entry((site, number)).or_insert_with(closes)
+        };
         for exit in exits {
             let (Some(own), Some(target)) = (set(exit.site), goes_to(exit)) else { continue };
-            let Some(site) = site_at(exits, target) else { continue };
+            let site = site_at(exits, target);
             // Most often all is traced by the same.
-            if set(site) == Some(own) {
+            if site.is_some_and(|site| set(site) == Some(own)) {
                 continue;
             }
             for &number in sets.get(own) {
-                let Some((_, tracer)) = tracing.numbered(number) else { continue };
-                if !tracer.wants_aid() || has(site, number) {
-                    continue;
+                match site {
+                    Some(site) if has(site, number) => {}
+                    Some(site) if is_aided(site, number) => {
+                        insert(aids.marks.entry(exit.address).or_default(), number);
+                        aids.keeping.insert(number);
+                        open.push((site, number));
+                    }
+                    _ => drop(insert(aids.unseen.entry(exit.address).or_default(), number)),
                 }
-                let closes = *known
-                    .entry((site, number))
-                    .or_insert_with(|| closes(exits, site, |site| has(site, number), is_whole));
-                if closes {
-                    insert(aids.marks.entry(exit.address).or_default(), number);
-                    open.push((site, number));
+            }
+        }
+        for &(function, site) in &tracing.learned {
+            let Some(own) = set(function) else { continue };
+            let Some(first) = exits_of(exits, site).first() else { continue };
+            for &number in sets.get(own) {
+                if is_aided(site, number) {
+                    let targets = aids.targets.entry(number).or_default();
+                    // Who is marked already stays so.
+                    if targets.len() < MOST_TARGETS && !targets.contains(&first.function) {
+                        targets.push(first.function);
+                        aids.keeping.insert(number);
+                        open.push((site, number));
+                    }
                 }
             }
         }
@@ -128,9 +168,23 @@ impl Aids {
         aids
     }
 
-    /// Who marks the calls that are left there, and whose calls may end there although they are of other functions.
-    pub(super) fn of_exit(&self, exit: &Exit) -> (&[u8], &[u8]) {
-        let marking = self.marks.get(&exit.address);
+    /// What is done at an exit of a function of which these have the returns.
+    pub(super) fn at(&self, exit: &Exit, own: &[u8]) -> AtExit<'_> {
+        let keeping = || own.iter().copied().filter(|number| self.keeping.contains(number));
+        let (marking, clearing) = match (exit.kind, exit.after) {
+            (ExitKind::Indirect { .. }, _) => {
+                keeping().partition(|number| self.targets.contains_key(number))
+            }
+            (ExitKind::Jump { .. }, After::Nothing) => {
+                let of = |list: &FxHashMap<u64, Vec<u8>>, number: u8| {
+                    let list = list.get(&exit.address);
+                    list.is_some_and(|list| list.binary_search(&number).is_ok())
+                };
+                let meant = |list| keeping().filter(move |&number| of(list, number)).collect();
+                (meant(&self.marks), meant(&self.unseen))
+            }
+            _ => Default::default(),
+        };
         let ending = match (exit.kind, exit.after) {
             (ExitKind::Return, After::Group(group)) => self.groups.get(&group),
             (ExitKind::Return, _) | (ExitKind::Jump { .. }, After::Leaf) => {
@@ -138,15 +192,35 @@ impl Aids {
             }
             _ => None,
         };
-        (marking.map_or(&[], Vec::as_slice), ending.map_or(&[], Vec::as_slice))
+        AtExit { marking, clearing, ending: ending.map_or(&[], Vec::as_slice) }
+    }
+
+    /// A tracer's part where it marks calls that are left: of those that it records there.
+    pub(super) fn mark(&self, tracing: &Tracing, number: u8, exit: &Exit) -> Option<Part> {
+        let (tracer, wants) = tracing.numbered(number)?;
+        let own = wants.condition(exit.site as usize);
+        let condition = match exit.kind {
+            ExitKind::Indirect { .. } => {
+                let own_tests = own.iter().flat_map(Condition::tests).count();
+                let room = Condition::MAX_TESTS.saturating_sub(own_tests);
+                let targets = self.targets.get(&number)?.iter().take(room);
+                let any =
+                    Condition::Any(targets.map(|&it| Condition::Test(Test::Target(it))).collect());
+                Some(match own {
+                    Some(own) => Condition::All(vec![any, own]),
+                    None => any,
+                })
+            }
+            _ => own,
+        };
+        Some(Part { tracer, condition, counts: Some(Tally::Mark), ..Part::default() })
     }
 }
 
-/// A tracer's part where it marks calls that are left: of those that it records there.
-pub(super) fn mark(tracing: &Tracing, number: u8, exit: &Exit) -> Option<Part> {
-    let (tracer, wants) = tracing.numbered(number)?;
-    let condition = wants.condition(exit.site as usize);
-    Some(Part { tracer, condition, counts: Some(Tally::Mark), ..Part::default() })
+/// A tracer's part where its calls go on in what ends are not seen of.
+pub(super) fn clear(tracer: u8) -> Part {
+    let never = Some(Condition::Any(Vec::new()));
+    Part { tracer, condition: never, counts: Some(Tally::Mark), ..Part::default() }
 }
 
 /// A tracer's part where calls end that it has marked.
@@ -155,6 +229,13 @@ pub(super) fn end(tracer: u8) -> Part {
 }
 
 impl Tracing {
+    /// Whether a tracer sees calls of a function (site) end by those of others, and has not those of another one.
+    pub(super) fn lacks_ends(&self, function: u32, of: u32) -> bool {
+        let has = |tracer: &Tracer, site: u32| tracer.sites.binary_search(&(site as usize)).is_ok();
+        let mut tracers = self.present().map(|(_, tracer)| tracer);
+        tracers.any(|tracer| tracer.wants_aid() && has(tracer, function) && !has(tracer, of))
+    }
+
     /// Functions (sites) with all of their exits known of which a tracer sees calls, but not all of their ends: they may
     /// be left by a jump to a function (link address) whose ends are not all seen unless that is traced, too.
     #[must_use]
@@ -315,6 +396,83 @@ mod tests {
         assert_eq!(plain.exits, []);
     }
 
+    // A call that went on elsewhere would leave its mark for another one, whose end would be taken for its own: only those are
+    // marked that go to what ends are seen of.
+    #[test]
+    fn calls_end_in_what_they_were_seen_to_go_on_in() {
+        let exits = [
+            exit(1, INDIRECT, After::Nothing),
+            ret(1),
+            jump(2, 3),
+            ret(2),
+            ret(3),
+            ret(4),
+            exit(5, INDIRECT, After::Nothing),
+            exit(6, INDIRECT, After::Nothing),
+            ret(7),
+        ];
+        let mut tracing = graph(&[&[1, 6], &[4]]);
+        let none = Plan::of(&tracing, &exits);
+        assert!(!none.duties.iter().flat_map(|duty| &duty.parts).any(Part::needs_marks));
+        // It has 6 itself, 4 is another one's, 5 goes on who knows where, and 9 is none of them.
+        tracing.learned = vec![(1, 4), (1, 2), (1, 5), (1, 6), (1, 9), (9, 7)];
+        let plan = Plan::of(&tracing, &exits);
+        let (one, none, both) = (|| vec![0], Vec::new, || vec![1]);
+        let expected = [
+            (0, Point::Tail, [one(), one(), none()]),
+            (1, Point::Return, [one(), none(), none()]),
+            (3, Point::Return, [none(), none(), one()]),
+            (4, Point::Return, [none(), none(), one()]),
+            (5, Point::Return, [both(), none(), one()]),
+            // Where it goes on there it is marked, too.
+            (7, Point::Tail, [one(), one(), none()]),
+        ];
+        assert_eq!(done(&plan), expected);
+        let test = |plan: &Plan, exit: usize| {
+            let duty = plan.exits.iter().find(|(at, _)| *at == exit).unwrap().1;
+            let parts = &plan.duties[duty as usize].parts;
+            let mark = parts.iter().find(|part| part.counts == Some(Tally::Mark)).unwrap();
+            mark.condition.clone()
+        };
+        let any = |targets: &[u64]| {
+            Some(Condition::Any(
+                targets.iter().map(|&it| Condition::Test(Test::Target(it))).collect(),
+            ))
+        };
+        // By when they were seen: none makes room for another one.
+        assert_eq!(test(&plan, 0), any(&[400, 200]));
+        assert_eq!(plan.exits[0].1, plan.exits[5].1, "a program for all");
+        // No more than a program compares with.
+        let count = 2 + MOST_TARGETS as u32;
+        let exits: Vec<_> =
+            [exit(1, INDIRECT, After::Nothing)].into_iter().chain((2..=count).map(ret)).collect();
+        let mut tracing = graph(&[&[1]]);
+        tracing.learned = (2..=count).map(|to| (1, to)).collect();
+        let plan = Plan::of(&tracing, &exits);
+        let targets: Vec<u64> = (2..count).map(|to| 100 * u64::from(to)).collect();
+        assert_eq!((test(&plan, 0), plan.exits.len()), (any(&targets), 1 + MOST_TARGETS));
+        // Who goes on where ends are not seen has no use for what another call has left, if there is anything.
+        let exits = [
+            exit(1, INDIRECT, After::Nothing),
+            jump(1, 2),
+            jump(1, 3),
+            jump(1, 4),
+            exit(2, INDIRECT, After::Nothing),
+            ret(3),
+            ret(4),
+        ];
+        let mut tracing = graph(&[&[1, 4], &[5]]);
+        let plan = Plan::of(&tracing, &exits);
+        assert_eq!((test(&plan, 0), test(&plan, 1), test(&plan, 2)), (any(&[]), any(&[]), None));
+        let marks = done(&plan).iter().filter(|(_, _, [_, marks, _])| !marks.is_empty()).count();
+        assert_eq!(marks, 3, "not where it goes on in its own");
+        tracing = graph(&[&[1, 3, 4], &[5]]);
+        let plan = Plan::of(&tracing, &exits);
+        assert!(!plan.duties.iter().flat_map(|duty| &duty.parts).any(Part::needs_marks));
+        let tracing = graph(&[&[1, 2]]);
+        assert!(tracing.lacks_ends(1, 3) && !tracing.lacks_ends(1, 2) && !tracing.lacks_ends(3, 4));
+    }
+
     // A level whose end is not seen is open for what the caller calls next.
     #[test]
     fn levels_are_given_back_where_a_call_jumps() {
@@ -330,8 +488,16 @@ mod tests {
     // Without room for marks there are calls without an end; without tracing there would be nothing.
     #[test]
     fn a_plan_can_do_without_marks() {
-        let plan = Plan::of(&graph(&[&[1]]), &[jump(1, 2), ret(2)]).without_marks();
-        assert_eq!(done(&plan), [(0, Point::Tail, [vec![0], vec![], vec![]])]);
-        assert_eq!(plan.sites.len(), 1);
+        let plan = Plan::of(&graph(&[&[1], &[1]]), &[jump(1, 2), ret(2)]);
+        let keeper = |number| Part { tracer: number, ..Part::default() }.keeper();
+        let without = plan.without_marks(&[keeper(0)].into());
+        let expected = [
+            (0, Point::Tail, [vec![0, 1], vec![1], vec![]]),
+            (1, Point::Return, [vec![], vec![], vec![1]]),
+        ];
+        assert_eq!(done(&without), expected);
+        let without = plan.without_marks(&[keeper(0), keeper(1)].into());
+        assert_eq!(done(&without), [(0, Point::Tail, [vec![0, 1], vec![], vec![]])]);
+        assert_eq!(without.sites.len(), 1);
     }
 }

@@ -8,6 +8,7 @@ use super::arch;
 use super::ending::TraceEnd;
 use super::hang::HangWatch;
 use super::history::History;
+use super::jumps::Jumps;
 use super::latency::{LastPage, Measured};
 use super::module_events::ModulePoints;
 use super::notes::Notes;
@@ -127,6 +128,8 @@ pub(super) struct Controller {
     pub(super) last_page: Option<LastPage>,
     /// Events that the stream says are traced now.
     pub(super) events_told: Vec<String>,
+    /// Functions in which calls go on.
+    pub(super) jumps: Jumps,
 }
 
 /// The guest's clock, for which it has to pause.
@@ -189,6 +192,7 @@ impl Controller {
             latency: None,
             last_page: None,
             events_told: Vec::new(),
+            jumps: Jumps::default(),
         };
         controller.tracing_changed();
         if !controller.tracing.is_empty() {

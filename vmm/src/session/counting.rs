@@ -96,14 +96,19 @@ impl Controller {
             }
         }
         let parts = plan.duties.iter().flat_map(|duty| &duty.parts);
+        let mut unmarked = BTreeSet::new();
         for part in parts.filter(|part| part.needs_marks()) {
-            if let Err(error) = attachment.counters().make_marks(part.keeper()) {
+            if let Err(error) = attachment.counters().make_marks(part.keeper())
+                && unmarked.insert(part.keeper())
+            {
                 log::warn!(
                     "calls that go on in functions that are not traced have no end: {error}"
                 );
-                let without = plan.without_marks();
-                return Ok(Cow::Owned(self.with_tables(attachment, &without)?.into_owned()));
             }
+        }
+        if !unmarked.is_empty() {
+            let without = plan.without_marks(&unmarked);
+            return Ok(Cow::Owned(self.with_tables(attachment, &without)?.into_owned()));
         }
         let kind = |part: &Part| Some(part.counts?.table()?.1);
         let in_table = |part: &Part| kind(part).is_some();

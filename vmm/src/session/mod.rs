@@ -26,6 +26,7 @@ mod follow;
 mod hang;
 mod histograms;
 mod history;
+mod jumps;
 mod latency;
 mod limits;
 mod literals;
@@ -269,6 +270,7 @@ pub fn attend(
         let counts = controller.counts_deadline();
         let wait = deadline.into_iter().chain(halted).chain(counts);
         let wait = wait.chain(controller.test_deadline()).chain(controller.end_deadline());
+        let wait = wait.chain(controller.jumps_deadline());
         let wait = wait.chain(controller.hang_deadline()).min();
         match next(machine.events(), wait) {
             Ok(Event::MsrWrite { vcpu, value, .. }) => {
@@ -329,6 +331,7 @@ pub fn attend(
         }
         controller.prepare_ahead(machine);
         controller.tell_counts();
+        controller.follow_jumps(machine);
         controller.look_at_rings(machine);
         if let Some(error) = controller.relay_error() {
             controller.detach(machine);

@@ -1,6 +1,6 @@
 //! What each site and each exit has to do, for all tracers together.
 
-use super::aids::{self, Aids};
+use super::aids::{self, Aids, AtExit};
 use super::duties::{Duties, Sets};
 use super::follow::Follow;
 use super::limits::{Entered, Going};
@@ -8,9 +8,9 @@ use super::tracing::{Tracer, Tracing};
 use super::triggers::Trigger;
 use super::way::Way;
 use crate::kernel::Exit;
-use crate::tracer::{Duty, Part, Tally};
+use crate::tracer::{Duty, Keeper, Part, Tally};
 use rustc_hash::FxHashMap;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use vmtrace_trampolines::{Field, Point, ProgramError};
 
 /// What every site has to do.
@@ -121,7 +121,7 @@ impl Plan {
         }
         // Who jumps to what cannot be traced ends where that does.
         let mut aided: FxHashMap<u32, u32> = FxHashMap::default();
-        let mut leaving: FxHashMap<(u32, Way, Going, [u32; 2]), u32> = FxHashMap::default();
+        let mut leaving: FxHashMap<(u32, Way, Going, [u32; 3]), u32> = FxHashMap::default();
         let aids = Aids::of(tracing, (exits, is_whole), &graphed, &sets);
         let entered = Entered::of(
             present.iter().filter(|(_, it)| it.limits.is_limited()).map(|(_, it)| &it.sites[..]),
@@ -135,8 +135,12 @@ impl Plan {
                 (site, _) => graphed.get(site as usize).copied(),
             };
             let of_module = at < of_modules.len();
-            let (marking, ending) = if of_module { Default::default() } else { aids.of_exit(exit) };
             let set = set.unwrap_or(Sets::NONE);
+            let at_exit = match of_module {
+                true => AtExit::default(),
+                false => aids.at(exit, sets.get(set)),
+            };
+            let AtExit { marking, clearing, ending } = &at_exit;
             if set == Sets::NONE && ending.is_empty() {
                 continue;
             }
@@ -148,10 +152,11 @@ impl Plan {
             }
             let way = Way::of(exit);
             let going = entered.going(exit, of_module);
-            let aided = [marking, ending].map(|numbers| sets.id(numbers));
+            let aided = [marking, clearing, *ending].map(|numbers| sets.id(numbers));
             let duty = || {
                 let Duty { point, mut parts } = leave(tracing, sets.get(set), exit, (way, going));
-                parts.extend(marking.iter().filter_map(|&it| aids::mark(tracing, it, exit)));
+                parts.extend(marking.iter().filter_map(|&it| aids.mark(tracing, it, exit)));
+                parts.extend(clearing.iter().map(|&number| aids::clear(number)));
                 let others = ending.iter().filter(|it| !sets.get(set).contains(it));
                 parts.extend(others.map(|&number| aids::end(number)));
                 Duty { point, parts }
@@ -219,9 +224,9 @@ impl Plan {
         self.of_parts(|part| part.nested.is_none())
     }
 
-    /// The same without marks, and what looks for them.
-    pub(super) fn without_marks(&self) -> Self {
-        self.of_parts(|part| !part.needs_marks())
+    /// The same without the marks of these, and what looks for them.
+    pub(super) fn without_marks(&self, of: &BTreeSet<Keeper>) -> Self {
+        self.of_parts(|part| !part.needs_marks() || !of.contains(&part.keeper()))
     }
 
     /// The same with these parts alone.

@@ -140,6 +140,8 @@ pub struct Tracing {
     pub returns: Vec<usize>,
     /// Patterns of functions of modules whose returns may be asked for later.
     pub returns_of_modules: Vec<String>,
+    /// Functions (sites), each with another one in which calls of it were seen to go on by a jump through a pointer.
+    pub learned: Vec<(u32, u32)>,
     /// Events of tracepoints, each of another one, or of other system calls.
     pub events: Vec<TracedEvent>,
     /// What they were asked for by: modules that come later may have others.
@@ -174,6 +176,7 @@ impl Tracing {
             buffer: None,
             returns: Vec::new(),
             returns_of_modules: Vec::new(),
+            learned: Vec::new(),
             events: Vec::new(),
             patterns: Patterns::default(),
             events_if: None,
@@ -305,6 +308,7 @@ pub(super) mod tests {
             buffer: None,
             returns: Vec::new(),
             returns_of_modules: Vec::new(),
+            learned: Vec::new(),
             events: Vec::new(),
             patterns: Patterns::default(),
             events_if: None,

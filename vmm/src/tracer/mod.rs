@@ -6,6 +6,7 @@
 pub mod annex;
 mod arch;
 mod call;
+mod changes;
 mod counters;
 mod dispatch;
 mod edit;

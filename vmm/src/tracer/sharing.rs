@@ -97,7 +97,7 @@ impl Attachment {
         let (image, modules) = (&self.image, &self.modules);
         let place = Place { view, image, kernel, modules, code: &*self.code };
         let lent = self.patcher.lend(&place, &records, |flags| ftrace::is_touched(flags, on));
-        self.look_at_changes();
+        self.changes.look(&self.patcher, &self.counters);
         let (lent, restored) = lent?;
         let sites = lent.len();
         if let Some(sharing) = &mut self.sharing {

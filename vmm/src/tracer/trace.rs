@@ -2,6 +2,7 @@
 
 use super::annex::{Addressing, Layout, Memory};
 use super::arch::{GuestCode, Hook, Installed, Options};
+use super::changes::Changes;
 use super::counters::{Counters, Kind, SiteTables};
 use super::dispatch;
 use super::edit::{Restored, SkipReason};
@@ -18,7 +19,6 @@ use super::readable;
 use super::ring::RingReader;
 use super::room::Room;
 use super::sets::Among;
-use super::strangers::Changes;
 use super::tasks::{self, Tasks};
 use super::tracepoints::Points;
 use super::view::View;
@@ -345,7 +345,7 @@ impl Attachment {
         let place = Place { view, image, kernel, modules, code: &*self.code };
         let held = self.patcher.hold(&place, &records, sites);
         self.records = records.into_room();
-        self.look_at_changes();
+        self.changes.look(&self.patcher, &self.counters);
         Ok(held?)
     }
 
@@ -482,7 +482,7 @@ impl Attachment {
         let mut sites = Among::new(sites.to_vec());
         let view = View::ram(guest, [self.near; 2]);
         let restored = self.patcher.release_if(&view, |site| sites.contains(&site));
-        self.look_at_changes();
+        self.changes.look(&self.patcher, &self.counters);
         Ok(restored?)
     }
 
@@ -545,7 +545,7 @@ impl Attachment {
     pub fn leave_init(&mut self, guest: &dyn Guest) -> Result<Restored, TraceError> {
         let view = View::ram(guest, [self.near; 2]);
         let restored = self.patcher.release_init(&view);
-        self.look_at_changes();
+        self.changes.look(&self.patcher, &self.counters);
         Ok(restored?)
     }
 
@@ -571,7 +571,7 @@ impl Attachment {
         let code = self.code.remove(guest, &self.image, kernel, self.patcher.freed());
         let modules = self.end_watching_modules(guest, kernel);
         let sharing = self.end_sharing(guest);
-        self.look_at_changes();
+        self.changes.look(&self.patcher, &self.counters);
         let (restored, switches) = (restored?, switches?);
         exits.and(programs).and(code)?;
         resting?;

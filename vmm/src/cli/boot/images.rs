@@ -302,6 +302,30 @@ pub(super) fn check_cmdline(cmdline: &str, arch: Arch) -> Result<(), BadUsage> {
     )))
 }
 
+/// Refuses a command line that the kernel has no room for, as the machine does, which comes later: in an emulated host
+/// not before that has started. `added` is what that host adds.
+///
+/// # Errors
+/// How long it is.
+pub(super) fn check_length(args: &Args, added: &str, arch: Arch) -> Result<(), BadUsage> {
+    // COMMAND_LINE_SIZE of arch/x86/include/asm/setup.h and arch/riscv/include/uapi/asm/setup.h, without the NUL.
+    let most = match arch {
+        Arch::X86_64 => 2047,
+        Arch::Riscv64 => 1023,
+    };
+    let own = args.guest_cmdline().len();
+    let length = own + if added.is_empty() { 0 } else { added.len() + 1 };
+    if length <= most {
+        return Ok(());
+    }
+    Err(BadUsage(format!(
+        "--cmdline: the kernel's command line would have {length} bytes, of which {} are vmtrace's own, and this kernel takes at \
+         most {most}; shorten it by {}",
+        length - args.cmdline.len(),
+        length - most
+    )))
+}
+
 impl Args {
     /// Whether the guest needs drivers of disks or shares.
     fn needs_devices(&self) -> bool {
@@ -509,6 +533,23 @@ mod tests {
         for line in ["", "maxcpus=1", "nolapic_timer nox2apic", "acpi=ht pci=off", "quiet -- nosmp"]
         {
             assert!(check_cmdline(line, Arch::X86_64).is_ok(), "{line}");
+        }
+    }
+
+    // It was refused when the emulated host had started, half a minute later.
+    #[test]
+    fn a_command_line_without_room_is_refused_at_once() {
+        let mut args = args("").unwrap();
+        let own = args.guest_cmdline().len() + 1;
+        for (arch, most) in [(Arch::X86_64, 2047), (Arch::Riscv64, 1023)] {
+            for added in ["", "quiet"] {
+                let room = most - own - if added.is_empty() { 0 } else { added.len() + 1 };
+                args.cmdline = "x".repeat(room);
+                assert!(check_length(&args, added, arch).is_ok(), "{arch:?} {added}");
+                args.cmdline.push_str("xyz");
+                let error = check_length(&args, added, arch).unwrap_err().to_string();
+                assert!(error.contains(&format!("at most {most}; shorten it by 3")), "{error}");
+            }
         }
     }
 

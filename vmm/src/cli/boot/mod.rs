@@ -457,6 +457,7 @@ pub fn run(mut args: Args) -> Result<u8> {
     let kernel = Arc::new(super::inspect::open(&image, args.system_map.as_deref())?);
     kernel.check_traceable().with_context(|| image.display().to_string())?;
     images::check_cmdline(&args.cmdline, kernel.arch())?;
+    images::check_length(&args, "", kernel.arch())?;
     args.modules = images::modules(&args, &image, kernel.release())?;
     args.device_modules = images::device_modules(&args, &image, kernel.release());
     args.trace_latency(&kernel);
@@ -498,6 +499,9 @@ pub fn run(mut args: Args) -> Result<u8> {
         HostArg::Emulated => HostMode::Emulated,
     };
     let choice = choose(mode, guest, Path::new(THIS_PROGRAM))?;
+    if choice.emulated {
+        images::check_length(args, guest.guest_cmdline(), kernel.arch())?;
+    }
     if args.host == HostArg::Auto {
         say!("vmtrace: {choice}");
     }

@@ -253,6 +253,7 @@ impl Args {
             buffer: self.buffer,
             returns,
             returns_of_modules: self.returns.clone(),
+            learned: Vec::new(),
             events,
             patterns,
             events_if,

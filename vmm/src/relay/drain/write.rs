@@ -184,6 +184,10 @@ impl Drain {
                 let symbol = self.functions.symbol(&self.kernel, &self.modules, place.function);
                 symbols.extend(symbol);
             }
+            if format.tells_targets() {
+                let pair = (place.function, place.target);
+                self.jumps.note((self.functions.link(pair.0), self.functions.link(pair.1)));
+            }
             if place.target != 0 {
                 symbols.extend(self.callers.name(&self.kernel, &self.modules, place.target));
             }
