@@ -104,6 +104,7 @@ fn of_modules(
     let mut found = Vec::new();
     let left_out = module_files::each(
         dir,
+        kernel,
         |name| Functions::of(pattern).reaches(name),
         |name, data| {
             let data = ModuleData::parse(data)?;

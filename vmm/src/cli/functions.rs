@@ -110,7 +110,7 @@ impl Found<'_> {
             let can_be = |pattern: &String| Functions::of(pattern).reaches(name);
             filter.is_empty() || filter.iter().any(can_be)
         };
-        module_files::each(dir, wanted, |name, data| {
+        module_files::each(dir, kernel, wanted, |name, data| {
             let file = ModuleFile::parse(data)?;
             module_files::check(file.arch, kernel)?;
             self.take(name, &file);

@@ -2,6 +2,7 @@
 
 use super::{AgentArg, Args, interactive, userland};
 use crate::cli::BadUsage;
+use crate::cli::module_files::of_another_kernel;
 use crate::emulated::HostArch;
 use crate::initramfs::{self, AGENT_BESIDE, AgentAs, LoadedModule};
 use crate::kernel::Arch;
@@ -217,7 +218,9 @@ pub(super) fn initrd(args: &Args, guest: HostArch, release: &str) -> Result<Vec<
     }
     if let Some(dir) = args.modules.as_ref().or(args.device_modules.as_ref()) {
         let modules = guest_modules(args, dir).inspect(|modules| {
-            if let Some(other) = of_another_kernel(modules, release) {
+            let mut contents = modules.iter().map(|module| &module.content);
+            let other = contents.find_map(|content| of_another_kernel(content, release));
+            if let Some(other) = other {
                 say!(
                     "vmtrace: warning: {}: these are modules of Linux {other}, and the kernel is {release}: \
                      it refuses them (Exec format error), unless its versions of symbols (CONFIG_MODVERSIONS) are theirs",
@@ -333,17 +336,6 @@ impl Args {
     }
 }
 
-/// The release of the kernel that modules are for (`vermagic`), by the first that says it, if that is another one.
-fn of_another_kernel(modules: &[LoadedModule], release: &str) -> Option<String> {
-    const KEY: &[u8] = b"vermagic=";
-    let said = modules.iter().find_map(|LoadedModule { content, .. }| {
-        let at = content.windows(KEY.len()).position(|bytes| bytes == KEY)?;
-        let said = content.get(at + KEY.len()..)?.split(|byte| matches!(byte, 0 | b' ')).next()?;
-        Some(String::from_utf8_lossy(said).escape_default().to_string())
-    })?;
-    (!release.is_empty() && said != release).then_some(said)
-}
-
 /// The modules that a run needs, of those in a directory.
 fn guest_modules(args: &Args, dir: &Path) -> Result<Vec<LoadedModule>, initramfs::Error> {
     let modules = initramfs::Modules::open(dir)?;
@@ -429,22 +421,6 @@ mod tests {
         let alone = tree(&["vmlinuz"]);
         let found = find(&alone.path().join("vmlinuz"));
         assert_eq!(found, system.path().join("lib/modules/6.1"));
-    }
-
-    // The guest would say so in its log only, after its boot.
-    #[test]
-    fn modules_of_another_kernel_are_told() {
-        let module = |content: &[u8]| LoadedModule { name: "a".into(), content: content.into() };
-        let modules = [
-            module(b"\x7fELF"),
-            module(b"\x7fELF\0license=GPL\0vermagic=6.12.94+deb13 SMP preempt mod_unload \0"),
-        ];
-        let other = |release| of_another_kernel(&modules, release);
-        assert_eq!(other("6.12.95+deb13").as_deref(), Some("6.12.94+deb13"));
-        assert_eq!((other("6.12.94+deb13"), other("")), (None, None));
-        assert_eq!(of_another_kernel(&modules[..1], "6.1"), None);
-        let torn = [module(b"vermagic=\x1b")];
-        assert_eq!(of_another_kernel(&torn, "6.1").as_deref(), Some("\\u{1b}"));
     }
 
     // An image says what its release is.
