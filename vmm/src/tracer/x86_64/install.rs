@@ -420,7 +420,10 @@ impl GuestCode for Code {
                             None if !self.settled && exit.kind == ExitKind::Return => Form::Return,
                             // Which way it goes is not known yet.
                             None if !self.settled
-                                && matches!(exit.kind, ExitKind::Indirect { .. }) =>
+                                && matches!(
+                                    exit.kind,
+                                    ExitKind::Indirect { .. } | ExitKind::StaticCall
+                                ) =>
                             {
                                 return None;
                             }
