@@ -168,6 +168,18 @@ impl Aids {
         aids
     }
 
+    /// The same at an exit of a module's function: where it goes on no ends are looked for.
+    pub(super) fn at_module(&self, exit: &Exit, own: &[u8]) -> AtExit<'_> {
+        let keeping = own.iter().copied().filter(|number| self.keeping.contains(number));
+        let clearing = match (exit.kind, exit.after) {
+            (ExitKind::Indirect { .. }, _) | (ExitKind::Jump { .. }, After::Nothing) => {
+                keeping.collect()
+            }
+            _ => Vec::new(),
+        };
+        AtExit { clearing, ..AtExit::default() }
+    }
+
     /// What is done at an exit of a function of which these have the returns.
     pub(super) fn at(&self, exit: &Exit, own: &[u8]) -> AtExit<'_> {
         let keeping = || own.iter().copied().filter(|number| self.keeping.contains(number));
@@ -443,7 +455,7 @@ mod tests {
         assert_eq!(test(&plan, 0), any(&[400, 200]));
         assert_eq!(plan.exits[0].1, plan.exits[5].1, "a program for all");
         // No more than a program compares with.
-        let count = 2 + MOST_TARGETS as u32;
+        let count = 2 + u32::try_from(MOST_TARGETS).unwrap();
         let exits: Vec<_> =
             [exit(1, INDIRECT, After::Nothing)].into_iter().chain((2..=count).map(ret)).collect();
         let mut tracing = graph(&[&[1]]);
