@@ -138,6 +138,17 @@ fn looking_for_a_mark_costs_six_instructions_and_making_one_four() {
     let missed = all.iter().find(|one| Some(one.offset) == all[first].target).unwrap();
     assert!(missed.ending, "{all:?}");
     assert_eq!((mark, first + 2), (4, 6));
+    // Where a call goes on in what ends are not seen of, with nothing to take back.
+    let never = Some(Condition::Any(Vec::new()));
+    let clear =
+        Program { counts: Some(Counts::Mark(marks)), condition: never, ..with(Point::Tail, &[]) };
+    let all = compiled_x86(&clear);
+    let clear = all.iter().find(|one| Some(one.offset) == all[0].target).unwrap();
+    let behind: Vec<_> = all.iter().skip_while(|one| one.offset != clear.offset).collect();
+    let missed = behind.iter().position(|one| one.target.is_some()).unwrap();
+    let to = all.iter().find(|one| Some(one.offset) == behind[missed].target).unwrap();
+    assert!(all[0].target.is_some() && to.ending, "{all:?}");
+    assert_eq!(1 + missed + 2, 6);
 }
 
 // What a call that is timed costs: its entry and its return, where nothing else is open at its place.

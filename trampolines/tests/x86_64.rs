@@ -257,7 +257,7 @@ fn calls_are_marked_by_where_they_go() {
                 for round in 0..3000 {
                     let left = [0, own, own + 64][round % 3];
                     // Whoever is marked before all others tells where.
-                    at = at.or(all.iter().position(|word| word.load(Ordering::Relaxed) == own));
+                    at = at.or_else(|| all.iter().position(|it| it.load(Ordering::Relaxed) == own));
                     let word = &all[at.unwrap()];
                     word.store(left, Ordering::Relaxed);
                     assert_eq!(going(site, target), own);

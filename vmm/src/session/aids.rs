@@ -168,6 +168,18 @@ impl Aids {
         aids
     }
 
+    /// The same at an exit of a module's function: where it goes on no ends are looked for.
+    pub(super) fn at_module(&self, exit: &Exit, own: &[u8]) -> AtExit<'_> {
+        let keeping = own.iter().copied().filter(|number| self.keeping.contains(number));
+        let clearing = match (exit.kind, exit.after) {
+            (ExitKind::Indirect { .. }, _) | (ExitKind::Jump { .. }, After::Nothing) => {
+                keeping.collect()
+            }
+            _ => Vec::new(),
+        };
+        AtExit { clearing, ..AtExit::default() }
+    }
+
     /// What is done at an exit of a function of which these have the returns.
     pub(super) fn at(&self, exit: &Exit, own: &[u8]) -> AtExit<'_> {
         let keeping = || own.iter().copied().filter(|number| self.keeping.contains(number));

@@ -76,6 +76,7 @@ impl Controller {
             Ok(()) => {
                 self.forget_modules();
                 (self.keepers, self.late, self.ahead) = (BTreeMap::new(), false, None);
+                self.jumps.kernel_starts();
                 self.kernels.first.get_or_insert(slide);
                 self.kernels.waits = true;
                 self.stage = Stage::Unknown;

@@ -7,17 +7,17 @@ use crate::relay::Relay;
 use crate::stream::MarkKind;
 use std::time::{Duration, Instant};
 
-/// How often the guest pauses for that. A change of many functions takes longer, and no more than one part in so many
-/// of the time is for that.
+/// How often the guest pauses for that. A change of many functions takes longer (most of it while the guest runs), and no
+/// more than one part in so many of the time is for that.
 const EVERY: Duration = Duration::from_millis(200);
-const SHARE: u32 = 50;
+const SHARE: u32 = 10;
 
 /// How long to wait when it has failed, and how often it may.
 const AGAIN: Duration = Duration::from_secs(10);
 const FAILURES: u32 = 3;
-/// How often what is traced is changed for it. Each change makes programs, and what is not called any more has its number for
-/// good: the user's own changes need some, too.
-const CHANGES: u32 = 64;
+/// How often what is traced is changed for it, each time after a longer wait. A change makes programs and stubs, which have
+/// their numbers and their room for good: the user's own changes need some, too.
+const CHANGES: u32 = 24;
 
 /// Those that are still to be followed.
 #[derive(Debug, Default)]
@@ -30,6 +30,11 @@ pub(super) struct Jumps {
 }
 
 impl Jumps {
+    /// The guest starts a kernel, for which all programs are made anew.
+    pub(super) fn kernel_starts(&mut self) {
+        (self.changes, self.failures, self.due) = (0, 0, None);
+    }
+
     /// Whether more can be followed.
     fn goes_on(&self) -> bool {
         self.changes < CHANGES && self.failures < FAILURES
@@ -64,7 +69,8 @@ impl Controller {
             return;
         }
         if self.end.has_begun() || !self.jumps.goes_on() {
-            self.jumps.new.clear();
+            // Of use when the user changes what is traced.
+            self.tracing.learned.append(&mut self.jumps.new);
             return;
         }
         if !matches!(self.stage, Stage::Attached { from: None, .. }) || self.held_back {
@@ -102,6 +108,7 @@ impl Controller {
             }
         } else {
             self.jumps.changes += 1;
+            wait *= self.jumps.changes;
             if !self.jumps.goes_on() {
                 self.note_once(format!(
                     "calls that go on through pointers have no end unless that was seen in the first {CHANGES} changes for it"

@@ -137,7 +137,7 @@ impl Plan {
             let of_module = at < of_modules.len();
             let set = set.unwrap_or(Sets::NONE);
             let at_exit = match of_module {
-                true => AtExit::default(),
+                true => aids.at_module(exit, sets.get(set)),
                 false => aids.at(exit, sets.get(set)),
             };
             let AtExit { marking, clearing, ending } = &at_exit;

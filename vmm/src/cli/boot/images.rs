@@ -324,7 +324,7 @@ pub(super) fn check_length(args: &Args, added: &str, arch: Arch) -> Result<(), B
     Err(BadUsage(format!(
         "--cmdline: the kernel's command line would have {length} bytes, of which {} are vmtrace's own, and this kernel takes at \
          most {most}; shorten it by {}",
-        length - args.cmdline.len(),
+        length - args.cmdline.trim_end().len(),
         length - most
     )))
 }
@@ -522,7 +522,7 @@ mod tests {
                 let room = most - own - if added.is_empty() { 0 } else { added.len() + 1 };
                 args.cmdline = "x".repeat(room);
                 assert!(check_length(&args, added, arch).is_ok(), "{arch:?} {added}");
-                args.cmdline.push_str("xyz");
+                args.cmdline.push_str("xyz  ");
                 let error = check_length(&args, added, arch).unwrap_err().to_string();
                 assert!(error.contains(&format!("at most {most}; shorten it by 3")), "{error}");
             }
