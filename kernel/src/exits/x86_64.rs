@@ -257,7 +257,9 @@ impl Finder<'_> {
 
     /// What must hold for an exit to be written over.
     fn check(&self, edge: &Edge, kind: ExitKind, sweep: &Sweep<'_>) -> Verdict {
-        if self.patches.bytes.any(edge.from, edge.len) {
+        let is_own = kind == ExitKind::StaticCall
+            && self.patches.static_calls.binary_search(&edge.from).is_ok();
+        if !is_own && self.patches.bytes.any(edge.from, edge.len) {
             return Verdict::Missing(Missing::Replaced);
         }
         if sweep.targets.any(edge.from.wrapping_add(1), edge.len - 1) {
