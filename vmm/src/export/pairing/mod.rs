@@ -20,6 +20,8 @@ mod tests;
 
 use rustc_hash::FxHashMap;
 
+use crate::stream::Header;
+
 use gaps::Gaps;
 pub(super) use stack::Frame;
 use stack::Stack;
@@ -119,6 +121,12 @@ impl Pairing {
             last: 0,
             max_depth: u32::MAX,
         }
+    }
+
+    /// One for another stream, that shows as much.
+    pub(super) fn again(&self, header: &Header) -> Self {
+        let new = Self::new(usize::try_from(header.vcpus).unwrap_or(0));
+        Self { max_depth: self.max_depth, ..new }
     }
 
     /// Frames that were forgotten, since there were too many.
