@@ -326,7 +326,7 @@ pub(super) fn play<E: Export>(
     let mut forward = Forward {
         ahead: stage.teller.ahead.again(),
         tasks: Tasks::default(),
-        pairing: stage.pairing.again(&Header::default()),
+        pairing: stage.new_pairing(&Header::default()),
         waiting: Vec::new(),
         records: Vec::new(),
         framed: false,

@@ -3,8 +3,17 @@
 use std::io::Write as _;
 
 /// Appends `width` spaces.
+#[inline]
 pub(super) fn pad(out: &mut Vec<u8>, width: usize) {
-    out.resize(out.len() + width, b' ');
+    const FEW: usize = 32;
+    let end = out.len() + width;
+    if width <= FEW {
+        // A length that is known takes no call.
+        out.extend_from_slice(&[b' '; FEW]);
+        out.truncate(end);
+    } else {
+        out.resize(end, b' ');
+    }
 }
 
 /// All numbers of two digits.
@@ -35,10 +44,29 @@ pub(super) fn six(number: u64) -> [u8; 6] {
     [a, b, c, d, e, f]
 }
 
-/// The digits of a number, at the end of bytes that are `fill` before them, and where they begin.
-pub(super) fn digits(mut number: u64, fill: u8) -> ([u8; 20], usize) {
-    let mut digits = [fill; 20];
-    let mut start = digits.len();
+/// The last eight digits of a number. No pair waits for another one.
+#[inline]
+fn eight(number: u64) -> [u8; 8] {
+    let (high, low) = (number / 10_000, number % 10_000);
+    let ([a, b], [c, d]) = (pair(high / 100), pair(high));
+    let ([e, f], [g, h]) = (pair(low / 100), pair(low));
+    [a, b, c, d, e, f, g, h]
+}
+
+/// Most digits of a number.
+const MOST: usize = 20;
+
+/// The digits of a number, at the end of the first bytes of some that are `fill` before them, and where they begin.
+/// What is behind has no meaning: so many bytes can be copied from anywhere.
+#[inline]
+fn roomy(mut number: u64, fill: u8) -> ([u8; 2 * MOST], usize) {
+    let mut digits = [fill; 2 * MOST];
+    let mut start = MOST;
+    while number >= 100_000_000 {
+        start -= 8;
+        digits[start..start + 8].copy_from_slice(&eight(number));
+        number /= 100_000_000;
+    }
     while number >= 10 {
         start -= 2;
         digits[start..start + 2].copy_from_slice(&pair(number));
@@ -47,17 +75,29 @@ pub(super) fn digits(mut number: u64, fill: u8) -> ([u8; 20], usize) {
             return (digits, start);
         }
     }
-    start -= 1;
-    digits[start] = pair(number)[1];
+    // All of a number that ends with eight of them may have been written.
+    if number > 0 || start == MOST {
+        start -= 1;
+        digits[start] = pair(number)[1];
+    }
     (digits, start)
 }
 
+/// The digits of a number, at the end of bytes that are `fill` before them, and where they begin.
+pub(super) fn digits(number: u64, fill: u8) -> ([u8; MOST], usize) {
+    let (digits, start) = roomy(number, fill);
+    (digits.first_chunk().copied().unwrap_or([fill; MOST]), start)
+}
+
 /// Writes a number, filled from the left to `width`; returns its length.
+#[inline]
 pub(crate) fn decimal(out: &mut Vec<u8>, number: u64, width: usize, fill: u8) -> usize {
-    let (digits, start) = digits(number, fill);
-    let length = digits.len() - start;
-    let shown = length.max(width.min(digits.len()));
-    out.extend_from_slice(&digits[digits.len() - shown..]);
+    let (digits, start) = roomy(number, fill);
+    let shown = (MOST - start).max(width.min(MOST));
+    // A length that is known takes no call, and most of it is cut off.
+    let end = out.len() + shown;
+    out.extend_from_slice(&digits[MOST - shown..][..MOST]);
+    out.truncate(end);
     shown
 }
 
@@ -83,6 +123,12 @@ mod tests {
             let (all, start) = digits(number, b'*');
             assert_eq!(all[start..], *number.to_string().as_bytes());
             assert!(all[..start].iter().all(|byte| *byte == b'*'), "{number}");
+            for width in [0, 1, 5, 20, 99] {
+                let mut out = b"=".to_vec();
+                let length = decimal(&mut out, number, width, b'*');
+                let expected = format!("={number:*>width$}", width = width.min(20));
+                assert_eq!((out, length), (expected.clone().into_bytes(), expected.len() - 1));
+            }
             assert_eq!(six(number), *format!("{:06}", number % 1_000_000).as_bytes());
         }
     }

@@ -48,6 +48,15 @@ impl<E: Export> Stage<E> {
         Self { teller, pairing, waiting, framed: false, value: None }
     }
 
+    /// An unused pairing for a stream, which looks at calls if anything depends on that.
+    pub(super) fn new_pairing(&self, header: &Header) -> Pairing {
+        let by_calls = self.teller.ahead.selection.is_of_calls();
+        let mut new = self.pairing.again(header);
+        new.is_idle =
+            !by_calls && new.max_depth == u32::MAX && !self.teller.export.looks_at_calls();
+        new
+    }
+
     /// Takes a frame that does not wait: names, formats, and what is told beside events.
     ///
     /// # Errors
@@ -58,7 +67,7 @@ impl<E: Export> Stage<E> {
             // With another start than the frame's, if that was asked for.
             Frame::Header(_) => {
                 Absent::check_cpus(&self.teller.ahead.selection.cpus, header.vcpus)?;
-                self.pairing = self.pairing.again(header);
+                self.pairing = self.new_pairing(header);
                 self.waiting = Waiting::queues(header);
                 self.teller.export.begin(header).map_err(PlayError::Output)
             }
@@ -337,6 +346,7 @@ pub(super) fn pair(
         sp: held.sp,
     };
     match held.kind() {
+        kind if pairing.is_idle && !kind.is_whole() => pairing.pass(kind, choice, steps),
         Kind::Entry => pairing.enter(&call, choice, steps),
         Kind::Return => pairing.leave(&call, choice, steps),
         Kind::Whole => pairing.whole(&call, choice, (false, took), steps),
