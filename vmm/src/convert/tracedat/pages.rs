@@ -17,6 +17,9 @@ const TIME_EXTEND: u32 = 30;
 /// Longest data whose length is told by the type, in words of 4 bytes.
 const MAX_TYPE: usize = 28;
 
+/// Pages of a vCPU that are written at a time: they are read in one piece at the end.
+const RUN: usize = 8;
+
 /// Pages of all vCPUs.
 #[derive(Debug)]
 pub(super) struct Pages {
@@ -29,6 +32,8 @@ pub(super) struct Pages {
 struct Vcpu {
     /// The page that is filled; empty when there is none.
     page: Vec<u8>,
+    /// Pages that are full and not in the scratch file yet.
+    whole: Vec<u8>,
     /// Time of the latest event.
     time: u64,
     /// Lost before this page.
@@ -121,18 +126,32 @@ impl Pages {
         }
         page[8..HEAD].copy_from_slice(&used.to_le_bytes());
         page.resize(PAGE, 0);
-        self.scratch.write_all(page)?;
+        state.whole.extend_from_slice(page);
         page.clear();
-        state.list.push(self.written);
-        let next = self.written.checked_add(1);
-        self.written = next.ok_or_else(|| io::Error::from(io::ErrorKind::FileTooLarge))?;
+        if state.whole.len() >= RUN * PAGE { self.write(vcpu) } else { Ok(()) }
+    }
+
+    /// Writes whole pages of a vCPU.
+    fn write(&mut self, vcpu: u32) -> io::Result<()> {
+        let Some(state) = usize::try_from(vcpu).ok().and_then(|it| self.vcpus.get_mut(it)) else {
+            return Ok(());
+        };
+        self.scratch.write_all(&state.whole)?;
+        for _ in state.whole.chunks(PAGE) {
+            state.list.push(self.written);
+            let next = self.written.checked_add(1);
+            self.written = next.ok_or_else(|| io::Error::from(io::ErrorKind::FileTooLarge))?;
+        }
+        state.whole.clear();
         Ok(())
     }
 
     /// Ends all pages.
     pub(super) fn finish(&mut self) -> io::Result<()> {
         for vcpu in 0..self.vcpus.len() {
-            self.close(u32::try_from(vcpu).unwrap_or(u32::MAX))?;
+            let vcpu = u32::try_from(vcpu).unwrap_or(u32::MAX);
+            self.close(vcpu)?;
+            self.write(vcpu)?;
         }
         self.scratch.flush()
     }
