@@ -20,8 +20,14 @@ use super::tell::Told;
 use super::waiting::{Other, Waiting};
 use super::{Event, Export};
 
-/// Things to do of a kind that are handed over at a time, or a few more.
-const STEPS: usize = 4096;
+#[cfg(test)]
+mod tests;
+
+/// Things to do of a kind that are handed over at a time, or a few more. With few of them, short streams of tests
+/// are handed over in many pieces.
+const STEPS: usize = if cfg!(test) { 16 } else { 4096 };
+/// Bytes of frames and of texts of marks after which all is handed over: 1 MiB.
+const BYTES: usize = 256 * STEPS;
 /// So many times that may wait to be done.
 const WAITING: usize = 4;
 
@@ -49,6 +55,25 @@ struct Batch {
     items: Vec<Item>,
     /// What is beside records of items, in their order.
     beside: Vec<u64>,
+    /// So many bytes, or fewer, are in what steps point to.
+    bytes: usize,
+}
+
+impl Batch {
+    fn is_large(&self) -> bool {
+        let most = self.steps.len().max(self.items.len()).max(self.beside.len());
+        most >= STEPS || self.bytes >= BYTES
+    }
+
+    /// An empty one, with room for as much as most have: what has grown beyond that once would stay as large.
+    fn again(self) -> Self {
+        fn emptied<T>(mut list: Vec<T>) -> Vec<T> {
+            list.clear();
+            if list.capacity() > 4 * STEPS { Vec::new() } else { list }
+        }
+        let Self { steps, items, beside, .. } = self;
+        Self { steps: emptied(steps), items: emptied(items), beside: emptied(beside), bytes: 0 }
+    }
 }
 
 /// Hands everything over, in order.
@@ -66,6 +91,8 @@ struct Forward {
     batch: Batch,
     /// Items of the batch that steps tell of.
     told: usize,
+    /// Where the last frame that was put into a batch ended.
+    offset: u64,
     to: SyncSender<Batch>,
     /// Batches that were done, to be filled again.
     back: Receiver<Batch>,
@@ -90,6 +117,22 @@ impl Steps for Passing<'_> {
 }
 
 impl Forward {
+    fn new(ahead: Ahead, pairing: Pairing, to: SyncSender<Batch>, back: Receiver<Batch>) -> Self {
+        Self {
+            ahead,
+            tasks: Tasks::default(),
+            pairing,
+            waiting: Vec::new(),
+            records: Vec::new(),
+            framed: false,
+            batch: Batch::default(),
+            told: 0,
+            offset: 0,
+            to,
+            back,
+        }
+    }
+
     fn step(&mut self, step: Step) -> Result<(), PlayError> {
         self.tell_items();
         self.batch.steps.push(step);
@@ -107,9 +150,7 @@ impl Forward {
     /// Hands the batch over if it is large enough.
     #[inline]
     fn relieve(&mut self) -> Result<(), PlayError> {
-        let Batch { steps, items, beside } = &self.batch;
-        let most = steps.len().max(items.len()).max(beside.len());
-        if most < STEPS { Ok(()) } else { self.hand_over() }
+        if self.batch.is_large() { self.hand_over() } else { Ok(()) }
     }
 
     #[inline(never)]
@@ -156,13 +197,16 @@ impl Forward {
     }
 
     /// Hands over what was left open.
-    fn finish(&mut self) {
+    fn finish(&mut self) -> Result<(), PlayError> {
         let mut steps = Vec::new();
         self.pairing.finish(&mut steps);
         let held = Held::default();
         let left = steps.iter().filter_map(|step| Told::of(step, 0));
-        let left = left.map(|told| Item { held, told, vcpu: 0, again: false });
-        self.batch.items.extend(left);
+        let mut left = left.map(|told| Item { held, told, vcpu: 0, again: false });
+        left.try_for_each(|item| {
+            self.batch.items.push(item);
+            self.relieve()
+        })
     }
 
     fn other(&mut self, other: Other) -> Result<(), PlayError> {
@@ -174,11 +218,12 @@ impl Forward {
             Other::Mark(mark) => {
                 // As the stage does.
                 if mark.kind == MarkKind::Attach {
-                    self.finish();
+                    self.finish()?;
                 }
                 if mark.leaves_calls_uncertain() {
                     self.pairing.change();
                 }
+                self.batch.bytes += mark.text.len();
                 self.step(Step::Mark(mark))
             }
         }
@@ -275,12 +320,17 @@ impl Behind for Forward {
             _ => {}
         }
         let Some(apart) = decoder.apart() else { return Ok(()) };
+        // The payload, and what records came before it.
+        let offset = decoder.offset();
+        self.batch.bytes += usize::try_from(offset - self.offset).unwrap_or(BYTES);
+        self.offset = offset;
         self.step(match frame {
             Frame::Header(_) => Step::Begin(Box::new(header.clone()), apart),
             _ => Step::Frame(apart),
         })?;
         if matches!(frame, Frame::Tasks(_)) && self.tasks.is_crowded() {
             let unused = self.tasks.sweep(self.waiting.iter().flat_map(Waiting::slots));
+            self.batch.bytes += size_of_val(&unused[..]);
             self.step(Step::ReleaseTasks(unused))?;
         }
         Ok(())
@@ -296,9 +346,10 @@ impl Behind for Forward {
         self.step(Step::SweepFormats)
     }
 
-    /// Each batch is shown when it is done.
+    /// Few may be wanted of very many records: they are shown without waiting for others. Where there is nothing, it
+    /// is handed over as well: so it is noticed that nobody takes any more.
     fn flush(&mut self) -> Result<(), PlayError> {
-        Ok(())
+        self.hand_over()
     }
 
     fn end(
@@ -307,7 +358,7 @@ impl Behind for Forward {
         note: Option<Mark>,
         summary: Option<&Summary>,
     ) -> Result<(), PlayError> {
-        self.finish();
+        self.finish()?;
         self.step(Step::End(note, summary.cloned().map(Box::new)))
     }
 }
@@ -323,18 +374,8 @@ pub(super) fn play<E: Export>(
 ) -> Result<(), PlayError> {
     let (to, batches) = sync_channel(WAITING);
     let (done, back) = channel();
-    let mut forward = Forward {
-        ahead: stage.teller.ahead.again(),
-        tasks: Tasks::default(),
-        pairing: stage.new_pairing(&Header::default()),
-        waiting: Vec::new(),
-        records: Vec::new(),
-        framed: false,
-        batch: Batch::default(),
-        told: 0,
-        to,
-        back,
-    };
+    let (ahead, pairing) = (stage.teller.ahead.again(), stage.new_pairing(&Header::default()));
+    let mut forward = Forward::new(ahead, pairing, to, back);
     thread::scope(|scope| {
         let reader = thread::Builder::new().name("reader".into());
         let reader = reader.spawn_scoped(scope, move || {
@@ -397,10 +438,8 @@ fn replay<E: Export>(
                 }
             }
         }
-        batch.items.clear();
-        batch.beside.clear();
         // Nobody may need it any more.
-        let _ = done.send(batch);
+        let _ = done.send(batch.again());
         stage.flush()?;
     }
     Ok(())
