@@ -17,8 +17,10 @@ const TIME_EXTEND: u32 = 30;
 /// Longest data whose length is told by the type, in words of 4 bytes.
 const MAX_TYPE: usize = 28;
 
-/// Pages of a vCPU that are written at a time: they are read in one piece at the end.
+/// Most pages of a vCPU that are written at a time: they are read in one piece at the end.
 const RUN: usize = 8;
+/// Most pages of all vCPUs that wait for that, beside one of each.
+const WAITING: usize = 1024;
 
 /// Pages of all vCPUs.
 #[derive(Debug)]
@@ -26,6 +28,8 @@ pub(super) struct Pages {
     scratch: BufWriter<File>,
     written: u32,
     vcpus: Vec<Vcpu>,
+    /// Pages of a vCPU that are written at a time.
+    run: usize,
 }
 
 #[derive(Debug, Default)]
@@ -45,12 +49,13 @@ struct Vcpu {
 impl Pages {
     pub(super) fn new(scratch: File) -> Self {
         let scratch = BufWriter::with_capacity(64 * PAGE, scratch);
-        Self { scratch, written: 0, vcpus: Vec::new() }
+        Self { scratch, written: 0, vcpus: Vec::new(), run: 1 }
     }
 
     pub(super) fn begin(&mut self, vcpus: u32) {
         let vcpus = usize::try_from(vcpus).unwrap_or(0);
         self.vcpus.resize_with(vcpus, Vcpu::default);
+        self.run = (WAITING / vcpus.max(1)).clamp(1, RUN);
     }
 
     /// Adds an event of a vCPU: `data`, at most a few KiB, which is a multiple of 4 bytes long.
@@ -126,9 +131,12 @@ impl Pages {
         }
         page[8..HEAD].copy_from_slice(&used.to_le_bytes());
         page.resize(PAGE, 0);
+        if state.whole.is_empty() {
+            state.whole.reserve_exact(self.run * PAGE);
+        }
         state.whole.extend_from_slice(page);
         page.clear();
-        if state.whole.len() >= RUN * PAGE { self.write(vcpu) } else { Ok(()) }
+        if state.whole.len() >= self.run * PAGE { self.write(vcpu) } else { Ok(()) }
     }
 
     /// Writes whole pages of a vCPU.
@@ -137,7 +145,7 @@ impl Pages {
             return Ok(());
         };
         self.scratch.write_all(&state.whole)?;
-        for _ in state.whole.chunks(PAGE) {
+        for _ in state.whole.chunks_exact(PAGE) {
             state.list.push(self.written);
             let next = self.written.checked_add(1);
             self.written = next.ok_or_else(|| io::Error::from(io::ErrorKind::FileTooLarge))?;
@@ -180,3 +188,6 @@ impl Pages {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
