@@ -56,6 +56,8 @@ mod tell;
 #[cfg(test)]
 mod tests;
 mod text;
+#[cfg(test)]
+mod threads_tests;
 pub(crate) mod times;
 mod top;
 #[cfg(test)]
