@@ -274,14 +274,16 @@ impl Machine {
             19 | 20 => {
                 buffer.push_tail(tail(function));
                 // What it jumps to may be seen.
-                if choice / 512 % 2 == 0 && stack.pop().is_some() {
+                if (choice / 512).is_multiple_of(2) && stack.pop().is_some() {
                     stack.push((function, open.1));
                     self.now += 1;
                     let entry = EntryRecord::new(self.now * 1000, function, VFS_READ + 5, pid);
                     buffer.push_frame(entry.with_sp(open.1).of_tracer(tracer));
                 }
             }
-            21 => buffer.push_tail(tail(if choice / 512 % 2 == 0 { 0 } else { UNTRACED })),
+            21 => {
+                buffer.push_tail(tail(if (choice / 512).is_multiple_of(2) { 0 } else { UNTRACED }));
+            }
             22 => {
                 buffer.push_tail(tail(function).and_last());
                 stack.pop();
@@ -322,8 +324,8 @@ impl Machine {
         let number = u32::from(vcpu == 1);
         match what {
             0 => self.name(rest),
-            1 if rest % 2 == 0 => self.mark(rest / 2),
-            2 if rest % 2 == 0 => {
+            1 if rest.is_multiple_of(2) => self.mark(rest / 2),
+            2 if rest.is_multiple_of(2) => {
                 self.script.writer.loss(number, 1, LossReason::Full).expect("vCPU");
             }
             3 => {
@@ -332,7 +334,7 @@ impl Machine {
                     self.tasks[vcpu] = next;
                 }
             }
-            4 if rest % 3 == 0 => {
+            4 if rest.is_multiple_of(3) => {
                 // Some come behind it.
                 let until = self.now.saturating_sub(20) * 1000;
                 self.script.writer.tell_watermark(until).expect("memory");
@@ -417,7 +419,7 @@ fn two_threads_give_up_the_same_calls() {
     for number in 0..70_000u32 {
         let entry = EntryRecord::new(u64::from(number) * 10, LOCK, VFS_READ, 7);
         script.buffer.push_frame(entry.with_sp(u64::from(number) << 14));
-        if number % 1000 == 0 {
+        if number.is_multiple_of(1000) {
             script.write();
         }
     }
