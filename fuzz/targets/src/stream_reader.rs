@@ -2,7 +2,7 @@
 //! code after the check is reached. Such frames are also compressed, and then damaged.
 use std::io::Write;
 
-use vmtrace::export::{Graph, Json, Player, Text};
+use vmtrace::export::{Graph, Json, PlayError, Player, Text};
 use vmtrace::stream::{Compressor, Frame, MAGIC, Reader, Record, show_values};
 
 /// CRC-32 as the format has it; written again here, so that the library's own is tested too.
@@ -155,4 +155,18 @@ pub(crate) fn run(input: &[u8]) {
     let mut player = Player::new(Json::new(std::io::sink()));
     let _refused = player.push(&stream);
     let _torn = player.finish();
+    // One thread and two show the same, and find the same wrong.
+    assert_eq!(
+        json(|player| player.play(&mut &*stream)),
+        json(|player| player.play_file(&mut &*stream))
+    );
+}
+
+/// What a player shows, and what it says is wrong.
+fn json(
+    play: impl FnOnce(&mut Player<Json<&mut Vec<u8>>>) -> Result<(), PlayError>,
+) -> (Vec<u8>, Option<String>) {
+    let mut out = Vec::new();
+    let played = play(&mut Player::new(Json::new(&mut out)));
+    (out, played.err().map(|error| error.to_string()))
 }

@@ -27,6 +27,10 @@ impl Export for Counted<'_> {
         self.export.event(event)
     }
 
+    fn looks_at_calls(&self) -> bool {
+        self.export.looks_at_calls()
+    }
+
     fn traced(
         &mut self,
         stretch: &Stretch,

@@ -384,6 +384,10 @@ impl Export for Nothing {
         Ok(())
     }
 
+    fn looks_at_calls(&self) -> bool {
+        false
+    }
+
     fn end(&mut self, _: Option<&Summary>) -> io::Result<()> {
         Ok(())
     }

@@ -87,6 +87,16 @@ impl<T> Calls<T> {
         }
     }
 
+    /// The same for who asks only how many.
+    #[inline]
+    pub(super) fn count_left(&mut self, lane: Lane, frame: u64) -> usize {
+        let Some(open) = self.lanes.get_mut(&lane) else { return 0 };
+        let Some(index) = open.iter().rposition(|call| call.frame == frame) else { return 0 };
+        let count = open.len() - index;
+        open.truncate(index);
+        count
+    }
+
     /// A call has ended unseen. It is closed if it is the innermost one, else with what is around.
     pub(super) fn forget(&mut self, lane: Lane, frame: u64) -> Option<Open<T>> {
         let open = self.lanes.get_mut(&lane)?;

@@ -169,11 +169,11 @@ impl Chrome {
         if let Some(ns) = ret.duration_ns.filter(|_| ret.whole) {
             return self.whole(ret, (at, ns), (pid, tid));
         }
-        let ended = ret.frame.map_or(Vec::new(), |frame| self.calls.leave(lane, frame));
-        for _ in 1..ended.len() {
+        let ended = ret.frame.map_or(0, |frame| self.calls.count_left(lane, frame));
+        for _ in 1..ended {
             self.end_unfinished(at, pid, tid)?;
         }
-        let nests = !ended.is_empty();
+        let nests = ended > 0;
         self.start(if nests { "E" } else { "i" }, at, pid, tid);
         let mut args = serde_json::Map::new();
         if let Some(context) = ret.context {

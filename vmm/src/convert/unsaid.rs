@@ -1,6 +1,5 @@
 //! What a format cannot express: it is counted while a trace is converted, and reported once.
 
-use std::collections::BTreeMap;
 use std::io;
 
 use super::Format;
@@ -182,7 +181,8 @@ fn unsaid(format: Format) -> &'static [(Fact, &'static str)] {
 pub struct Tally<E> {
     export: E,
     format: Format,
-    counts: BTreeMap<Fact, u64>,
+    /// By fact.
+    counts: [u64; 32],
     clock_start: u64,
     begun: bool,
     /// Facts that this format cannot say, one bit each.
@@ -193,14 +193,14 @@ impl<E: Export> Tally<E> {
     /// Counts for `export`, which makes `format`.
     pub fn new(export: E, format: Format) -> Self {
         let wanted = unsaid(format).iter().fold(0, |bits, (fact, _)| bits | bit(*fact));
-        Self { export, format, counts: BTreeMap::new(), clock_start: 0, begun: false, wanted }
+        Self { export, format, counts: [0; 32], clock_start: 0, begun: false, wanted }
     }
 
     /// A line for each kind of things that the output does not say.
     pub fn told(&self) -> impl Iterator<Item = String> {
         let name = self.format.name();
         let facts = unsaid(self.format).iter().filter_map(|(fact, what)| {
-            let count = self.counts.get(fact)?;
+            let count = self.counts.get(*fact as usize).filter(|count| **count > 0)?;
             Some(format!("{count} {}: {what}", fact.plural()))
         });
         facts.chain(self.export.notes()).map(move |line| format!("{name}: {line}"))
@@ -212,8 +212,10 @@ impl<E: Export> Tally<E> {
     }
 
     fn count(&mut self, fact: Fact) {
-        if self.wanted & bit(fact) != 0 {
-            *self.counts.entry(fact).or_default() += 1;
+        if self.wanted & bit(fact) != 0
+            && let Some(count) = self.counts.get_mut(fact as usize)
+        {
+            *count += 1;
         }
     }
 }

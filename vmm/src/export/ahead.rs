@@ -10,7 +10,7 @@ use crate::stream::{
 
 /// A record that waits. Most of all that waits is this, so it is small: what only some have waits
 /// beside. It is made of whole words: a processor that copies parts of them waits for it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Held {
     pub(super) timestamp: u64,
     /// The stack pointer, if there is one.

@@ -1,5 +1,5 @@
-//! Plays a finished stream with two threads: one reads it and finds the order, the other makes
-//! events.
+//! Plays a finished stream with two threads: one reads it, finds the order and what records turn out to be, the
+//! other tells of that as events.
 
 use std::io::{ErrorKind, Read};
 use std::mem;
@@ -7,93 +7,226 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread;
 
 use crate::stream::{
-    Apart, Decoder, Frame, Header, Loss, Mark, Plain, Record, StreamError, Summary,
+    Apart, Decoder, Frame, Header, Loss, Mark, MarkKind, Plain, Record, StreamError, Summary,
 };
 
-use super::Export;
-use super::ahead::{Ahead, Held};
+use super::ahead::{Ahead, Held, Kind};
 use super::error::PlayError;
 use super::front::{Behind, Front};
-use super::stage::Stage;
+use super::names::{LATER, Tasks};
+use super::pairing::{self, Pairing, Steps};
+use super::stage::{Item, Stage, pair};
+use super::tell::Told;
+use super::waiting::{Other, Waiting};
+use super::{Event, Export};
 
-/// Things to do of a kind that are handed over at a time, but for what one frame has.
-const STEPS: usize = 4096;
+#[cfg(test)]
+mod tests;
+
+/// Things to do of a kind that are handed over at a time, or a few more. With few of them, short streams of tests
+/// are handed over in many pieces.
+const STEPS: usize = if cfg!(test) { 16 } else { 4096 };
+/// Bytes of frames and of texts of marks after which all is handed over: 1 MiB.
+const BYTES: usize = 256 * STEPS;
 /// So many times that may wait to be done.
 const WAITING: usize = 4;
 
 /// One thing to do for the thread that has the stage.
 #[derive(Debug)]
 enum Step {
-    /// Records are the last of a queue, with so many of the numbers beside.
-    Hold(usize, Vec<Held>, usize),
-    Loss(usize, Loss),
-    Mark(usize, Box<Mark>),
-    /// So many runs of the order are next.
-    Next(usize),
+    /// So many items are next.
+    Tell(usize),
+    Loss(Loss),
+    Mark(Box<Mark>),
     Frame(Apart),
     /// What follows is of this stream.
     Begin(Box<Header>, Apart),
     See(u8),
     SweepFormats,
+    /// Names of tasks that nobody needs any more.
+    ReleaseTasks(Vec<u32>),
     End(Option<Mark>, Option<Box<Summary>>),
-}
-
-/// So many items of a queue in a row.
-#[derive(Clone, Copy, Debug)]
-struct Run {
-    queue: u16,
-    items: u16,
 }
 
 /// What is handed over at a time.
 #[derive(Debug, Default)]
 struct Batch {
     steps: Vec<Step>,
-    /// So many are in steps.
-    records: usize,
-    /// What is beside records, in their order.
+    items: Vec<Item>,
+    /// What is beside records of items, in their order.
     beside: Vec<u64>,
-    order: Vec<Run>,
+    /// So many bytes, or fewer, are in what steps point to.
+    bytes: usize,
 }
 
-/// Hands everything over, and knows what is ahead of it.
+impl Batch {
+    fn is_large(&self) -> bool {
+        let most = self.steps.len().max(self.items.len()).max(self.beside.len());
+        most >= STEPS || self.bytes >= BYTES
+    }
+
+    /// An empty one, with room for as much as most have: what has grown beyond that once would stay as large.
+    fn again(self) -> Self {
+        fn emptied<T>(mut list: Vec<T>) -> Vec<T> {
+            list.clear();
+            if list.capacity() > 4 * STEPS { Vec::new() } else { list }
+        }
+        let Self { steps, items, beside, .. } = self;
+        Self { steps: emptied(steps), items: emptied(items), beside: emptied(beside), bytes: 0 }
+    }
+}
+
+/// Hands everything over, in order.
 #[derive(Debug)]
 struct Forward {
     ahead: Ahead,
-    batch: Batch,
-    /// Of which no step tells yet.
+    tasks: Tasks,
+    pairing: Pairing,
+    /// What waits, by queue: of vCPUs, and of marks.
+    waiting: Vec<Waiting>,
+    /// Of the present frame.
     records: Vec<Held>,
-    /// Of the batch, what steps tell of: numbers beside records, and runs.
-    told: (usize, usize),
+    /// Whether any record told where in the call graph it is.
+    framed: bool,
+    batch: Batch,
+    /// Items of the batch that steps tell of.
+    told: usize,
+    /// Where the last frame that was put into a batch ended.
+    offset: u64,
     to: SyncSender<Batch>,
     /// Batches that were done, to be filled again.
     back: Receiver<Batch>,
 }
 
-impl Forward {
-    fn step(&mut self, step: Step) -> Result<(), PlayError> {
-        self.tell_order();
-        self.batch.steps.push(step);
-        let Batch { steps, records, beside, .. } = &self.batch;
-        let most = steps.len().max(*records).max(beside.len());
-        if most < STEPS { Ok(()) } else { self.hand_over() }
-    }
+/// Hands over what one record turns out to be.
+struct Passing<'a> {
+    items: &'a mut Vec<Item>,
+    held: &'a Held,
+    vcpu: u16,
+    again: bool,
+}
 
-    fn tell_order(&mut self) {
-        let runs = self.batch.order.len() - self.told.1;
-        if runs > 0 {
-            self.told.1 += runs;
-            self.batch.steps.push(Step::Next(runs));
+impl Steps for Passing<'_> {
+    #[inline]
+    fn step(&mut self, step: pairing::Step) {
+        if let Some(told) = Told::of(&step, self.held.function) {
+            self.items.push(Item { held: *self.held, told, vcpu: self.vcpu, again: self.again });
+            self.again = true;
+        }
+    }
+}
+
+impl Forward {
+    fn new(ahead: Ahead, pairing: Pairing, to: SyncSender<Batch>, back: Receiver<Batch>) -> Self {
+        Self {
+            ahead,
+            tasks: Tasks::default(),
+            pairing,
+            waiting: Vec::new(),
+            records: Vec::new(),
+            framed: false,
+            batch: Batch::default(),
+            told: 0,
+            offset: 0,
+            to,
+            back,
         }
     }
 
+    fn step(&mut self, step: Step) -> Result<(), PlayError> {
+        self.tell_items();
+        self.batch.steps.push(step);
+        self.relieve()
+    }
+
+    fn tell_items(&mut self) {
+        let items = self.batch.items.len() - self.told;
+        if items > 0 {
+            self.told += items;
+            self.batch.steps.push(Step::Tell(items));
+        }
+    }
+
+    /// Hands the batch over if it is large enough.
+    #[inline]
+    fn relieve(&mut self) -> Result<(), PlayError> {
+        if self.batch.is_large() { self.hand_over() } else { Ok(()) }
+    }
+
+    #[inline(never)]
     fn hand_over(&mut self) -> Result<(), PlayError> {
-        self.tell_order();
-        self.told = (0, 0);
+        self.tell_items();
+        self.told = 0;
         let next = self.back.try_recv().unwrap_or_default();
         let sent = self.to.send(mem::replace(&mut self.batch, next));
         // The other thread knows why its output failed, and tells.
         sent.map_err(|_| PlayError::Output(ErrorKind::BrokenPipe.into()))
+    }
+
+    #[inline]
+    fn record(&mut self, header: &Header, queue: usize, mut held: Held) -> Result<(), PlayError> {
+        // There are fewer queues, for vCPUs and marks.
+        let vcpu = u16::try_from(queue).unwrap_or(u16::MAX);
+        let Batch { items, beside, .. } = &mut self.batch;
+        let (before, words, mut took) = (items.len(), beside.len(), None);
+        if held.has_more()
+            && let Some(waiting) = self.waiting.get_mut(queue)
+        {
+            took = waiting.beside_of(&held, beside);
+        }
+        if held.function_index == LATER {
+            self.ahead.look_up(header, &mut held);
+        }
+        if held.kind() == Kind::Event {
+            items.push(Item { held, told: Told::Event, vcpu, again: false });
+        } else if held.has_sp() {
+            self.framed = true;
+            let Ahead { selection, symbols, .. } = &mut self.ahead;
+            let choice = selection.choice(symbols, header, held.function);
+            let mut passing = Passing { items, held: &held, vcpu, again: false };
+            pair(&mut self.pairing, (vcpu.into(), &held), choice, took, &mut passing);
+            if items.len() == before {
+                // Nothing is told of it.
+                beside.truncate(words);
+            }
+        } else {
+            self.pairing.plain(vcpu.into());
+            items.push(Item { held, told: Told::Plain, vcpu, again: false });
+        }
+        self.relieve()
+    }
+
+    /// Hands over what was left open.
+    fn finish(&mut self) -> Result<(), PlayError> {
+        let mut steps = Vec::new();
+        self.pairing.finish(&mut steps);
+        let held = Held::default();
+        let left = steps.iter().filter_map(|step| Told::of(step, 0));
+        let mut left = left.map(|told| Item { held, told, vcpu: 0, again: false });
+        left.try_for_each(|item| {
+            self.batch.items.push(item);
+            self.relieve()
+        })
+    }
+
+    fn other(&mut self, other: Other) -> Result<(), PlayError> {
+        match other {
+            Other::Loss(loss) => {
+                self.pairing.loss(loss.vcpu);
+                self.step(Step::Loss(loss))
+            }
+            Other::Mark(mark) => {
+                // As the stage does.
+                if mark.kind == MarkKind::Attach {
+                    self.finish()?;
+                }
+                if mark.leaves_calls_uncertain() {
+                    self.pairing.change();
+                }
+                self.batch.bytes += mark.text.len();
+                self.step(Step::Mark(mark))
+            }
+        }
     }
 }
 
@@ -106,12 +239,14 @@ impl Behind for Forward {
     fn hold(
         &mut self,
         header: &Header,
-        _: usize,
+        queue: usize,
         record: &Record<'_>,
         unknown: &mut u64,
     ) -> Option<(u64, usize)> {
-        let (mut held, words) = self.ahead.hold(header, record, unknown, &mut self.batch.beside)?;
+        let beside = &mut self.waiting.get_mut(queue)?.beside;
+        let (mut held, words) = self.ahead.hold(header, record, unknown, beside)?;
         self.ahead.look_up(header, &mut held);
+        held.slot = self.tasks.slot(held.pid);
         self.records.push(held);
         Some((held.timestamp, words))
     }
@@ -120,6 +255,7 @@ impl Behind for Forward {
     fn hold_plain(&mut self, header: &Header, _: usize, record: &Plain<'_>) -> Option<u64> {
         let mut held = self.ahead.hold_plain(header, record)?;
         self.ahead.look_up(header, &mut held);
+        held.slot = self.tasks.slot(held.pid);
         self.records.push(held);
         Some(held.timestamp)
     }
@@ -135,33 +271,36 @@ impl Behind for Forward {
         if records.capacity() > 2 * records.len() {
             records.shrink_to_fit();
         }
-        let beside = self.batch.beside.len() - self.told.0;
-        self.told.0 += beside;
-        self.batch.records += records.len();
-        self.step(Step::Hold(queue, records, beside))
+        if let Some(waiting) = self.waiting.get_mut(queue) {
+            waiting.add_all(records);
+        }
+        Ok(())
     }
 
     fn hold_loss(&mut self, queue: usize, loss: Loss) -> Result<(), PlayError> {
-        self.step(Step::Loss(queue, loss))
+        if let Some(waiting) = self.waiting.get_mut(queue) {
+            waiting.add_other(Other::Loss(loss));
+        }
+        Ok(())
     }
 
     fn hold_mark(&mut self, queue: usize, mark: Box<Mark>) -> Result<(), PlayError> {
-        self.step(Step::Mark(queue, mark))
+        if let Some(waiting) = self.waiting.get_mut(queue) {
+            waiting.add_other(Other::Mark(mark));
+        }
+        Ok(())
     }
 
     #[inline]
-    fn next(&mut self, _: &Header, queue: usize) -> Result<(), PlayError> {
-        // There are fewer queues, for vCPUs and marks.
-        let queue = u16::try_from(queue).unwrap_or(u16::MAX);
-        let told = self.told.1;
-        let runs = self.batch.order.get_mut(told..).unwrap_or_default();
-        if let Some(run) = runs.last_mut().filter(|run| run.queue == queue && run.items < u16::MAX)
-        {
-            run.items += 1;
-            return Ok(());
+    fn next(&mut self, header: &Header, queue: usize) -> Result<(), PlayError> {
+        let Some(waiting) = self.waiting.get_mut(queue) else { return Ok(()) };
+        if let Some(held) = waiting.next() {
+            return self.record(header, queue, held);
         }
-        self.batch.order.push(Run { queue, items: 1 });
-        if self.batch.order.len() < STEPS { Ok(()) } else { self.hand_over() }
+        match waiting.next_other() {
+            Some(other) => self.other(other),
+            None => Ok(()),
+        }
     }
 
     fn frame(
@@ -171,19 +310,35 @@ impl Behind for Forward {
         decoder: &Decoder,
     ) -> Result<(), PlayError> {
         self.ahead.learn(frame)?;
+        match frame {
+            Frame::Header(_) => {
+                self.pairing = self.pairing.again(header);
+                self.waiting = Waiting::queues(header);
+            }
+            Frame::Symbols(_) => self.waiting.iter_mut().for_each(Waiting::rename),
+            Frame::Tasks(list) => list.clone().for_each(|task| self.tasks.insert(&task)),
+            _ => {}
+        }
         let Some(apart) = decoder.apart() else { return Ok(()) };
+        // The payload, and what records came before it.
+        let offset = decoder.offset();
+        self.batch.bytes += usize::try_from(offset - self.offset).unwrap_or(BYTES);
+        self.offset = offset;
         self.step(match frame {
             Frame::Header(_) => Step::Begin(Box::new(header.clone()), apart),
             _ => Step::Frame(apart),
-        })
+        })?;
+        if matches!(frame, Frame::Tasks(_)) && self.tasks.is_crowded() {
+            let unused = self.tasks.sweep(self.waiting.iter().flat_map(Waiting::slots));
+            self.batch.bytes += size_of_val(&unused[..]);
+            self.step(Step::ReleaseTasks(unused))?;
+        }
+        Ok(())
     }
 
     fn see(&mut self, tracer: u8) -> Result<(), PlayError> {
         self.ahead.tracers.see(tracer);
-        // Not by `step`: there may be numbers beside records of which no step tells yet.
-        self.tell_order();
-        self.batch.steps.push(Step::See(tracer));
-        Ok(())
+        self.step(Step::See(tracer))
     }
 
     fn sweep_formats(&mut self) -> Result<(), PlayError> {
@@ -191,9 +346,10 @@ impl Behind for Forward {
         self.step(Step::SweepFormats)
     }
 
-    /// Each batch is shown when it is done.
+    /// Few may be wanted of very many records: they are shown without waiting for others. Where there is nothing, it
+    /// is handed over as well: so it is noticed that nobody takes any more.
     fn flush(&mut self) -> Result<(), PlayError> {
-        Ok(())
+        self.hand_over()
     }
 
     fn end(
@@ -202,6 +358,7 @@ impl Behind for Forward {
         note: Option<Mark>,
         summary: Option<&Summary>,
     ) -> Result<(), PlayError> {
+        self.finish()?;
         self.step(Step::End(note, summary.cloned().map(Box::new)))
     }
 }
@@ -217,23 +374,27 @@ pub(super) fn play<E: Export>(
 ) -> Result<(), PlayError> {
     let (to, batches) = sync_channel(WAITING);
     let (done, back) = channel();
-    let ahead = stage.teller.ahead.again();
-    let (batch, records) = (Batch::default(), Vec::new());
-    let forward = Forward { ahead, batch, records, told: (0, 0), to, back };
+    let (ahead, pairing) = (stage.teller.ahead.again(), stage.new_pairing(&Header::default()));
+    let mut forward = Forward::new(ahead, pairing, to, back);
     thread::scope(|scope| {
         let reader = thread::Builder::new().name("reader".into());
-        let reader = reader.spawn_scoped(scope, move || read(source, front, forward));
+        let reader = reader.spawn_scoped(scope, move || {
+            let read = read(source, front, &mut forward);
+            (read, forward.pairing, forward.framed)
+        });
         let reader = reader.map_err(|error| PlayError::Stream(StreamError::Io(error)))?;
         let played = replay(&batches, &done, stage);
         // It ends when it has nobody to hand over to.
         drop(batches);
-        let read = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let read;
+        (read, stage.pairing, stage.framed) =
+            reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         played.and(read)
     })
 }
 
-fn read(source: &mut impl Read, front: &mut Front, mut forward: Forward) -> Result<(), PlayError> {
-    match front.play_all(source, &mut forward) {
+fn read(source: &mut impl Read, front: &mut Front, forward: &mut Forward) -> Result<(), PlayError> {
+    match front.play_all(source, forward) {
         // Nobody takes any more.
         Err(error @ PlayError::Output(_)) => Err(error),
         // What there is has been told, whatever came then.
@@ -249,22 +410,17 @@ fn replay<E: Export>(
 ) -> Result<(), PlayError> {
     let mut header = Header::default();
     for mut batch in batches {
-        let mut order = batch.order.iter();
+        let mut items = batch.items.iter();
         let mut beside = batch.beside.iter();
         for step in batch.steps.drain(..) {
             match step {
-                Step::Hold(queue, records, numbers) => {
-                    stage.hold_all(queue, records, beside.by_ref().take(numbers));
-                }
-                Step::Loss(queue, loss) => stage.hold_loss(queue, loss)?,
-                Step::Mark(queue, mark) => stage.hold_mark(queue, mark)?,
-                Step::Next(runs) => {
-                    for &Run { queue, items } in order.by_ref().take(runs) {
-                        for _ in 0..items {
-                            stage.next(&header, usize::from(queue))?;
-                        }
+                Step::Tell(count) => {
+                    for item in items.by_ref().take(count) {
+                        stage.tell(&header, item, &mut beside)?;
                     }
                 }
+                Step::Loss(loss) => stage.show(&Event::Loss(loss))?,
+                Step::Mark(mark) => stage.show(&Event::Mark(&mark))?,
                 Step::Frame(frame) => {
                     let Some(frame) = frame.frame() else { continue };
                     stage.frame(&header, &frame)?;
@@ -276,16 +432,14 @@ fn replay<E: Export>(
                 }
                 Step::See(tracer) => stage.teller.ahead.tracers.see(tracer),
                 Step::SweepFormats => stage.teller.ahead.formats.sweep(),
+                Step::ReleaseTasks(unused) => stage.teller.tasks.release(&unused),
                 Step::End(note, summary) => {
                     stage.end(&header, note.as_ref(), summary.as_deref())?;
                 }
             }
         }
-        batch.records = 0;
-        batch.beside.clear();
-        batch.order.clear();
         // Nobody may need it any more.
-        let _ = done.send(batch);
+        let _ = done.send(batch.again());
         stage.flush()?;
     }
     Ok(())

@@ -25,8 +25,8 @@ const INDENTED: u32 = 256;
 /// Bytes that a name and its parentheses mostly take, and what is before and behind them.
 const NAME: usize = 48;
 /// Vectors that are kept for lines to come, and how large each may be.
-const SPARE: usize = 256;
-const LARGE: usize = 4096;
+const SPARE: usize = 2 * WAITING;
+const LARGE: usize = 512;
 /// Where the columns of the state of the CPU begin, of a vCPU with one digit.
 const COLUMNS: usize = 5;
 /// Width of a task in the lines that tell of a switch.

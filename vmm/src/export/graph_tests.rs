@@ -11,25 +11,25 @@ use crate::stream::{
 use super::{Event, Export, Graph, Json, Player, Stats, Text};
 
 const NAMES: [&str; 6] = ["zero", "vfs_read", "ext4_read", "lock", "timer_tick", "untraced"];
-const VFS_READ: u32 = 0x8100_0040;
-const EXT4_READ: u32 = 0x8100_0080;
-const LOCK: u32 = 0x8100_00c0;
-const TIMER: u32 = 0x8100_0100;
-const UNTRACED: u32 = 0x8100_0140;
-const STACK: u64 = 0xffff_c900_0000_0000;
-const OTHER: u64 = 0xffff_c900_0001_0000;
+pub(super) const VFS_READ: u32 = 0x8100_0040;
+pub(super) const EXT4_READ: u32 = 0x8100_0080;
+pub(super) const LOCK: u32 = 0x8100_00c0;
+pub(super) const TIMER: u32 = 0x8100_0100;
+pub(super) const UNTRACED: u32 = 0x8100_0140;
+pub(super) const STACK: u64 = 0xffff_c900_0000_0000;
+pub(super) const OTHER: u64 = 0xffff_c900_0001_0000;
 
 /// Makes a stream; times are in microseconds.
-struct Script {
-    writer: Writer<Vec<u8>>,
-    buffer: RecordBuffer,
+pub(super) struct Script {
+    pub(super) writer: Writer<Vec<u8>>,
+    pub(super) buffer: RecordBuffer,
     vcpu: u32,
-    pid: u32,
+    pub(super) pid: u32,
     tracer: u8,
 }
 
 impl Script {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let header = Header { clock_hz: 1_000_000_000, clock_start: 0, ..sample::header() };
         let mut writer = Writer::new(Vec::new(), &header).expect("header");
         for (number, name) in (0..).zip(NAMES) {
@@ -44,41 +44,41 @@ impl Script {
         Self { writer, buffer: RecordBuffer::new(), vcpu: 0, pid: 7, tracer: 0 }
     }
 
-    fn enter(&mut self, at: u64, function: u32, sp: u64) -> &mut Self {
+    pub(super) fn enter(&mut self, at: u64, function: u32, sp: u64) -> &mut Self {
         let entry = EntryRecord::new(at * 1000, function, 0x8100_0001, self.pid);
         self.buffer.push_frame(entry.with_sp(sp).of_tracer(self.tracer));
         self.write()
     }
 
-    fn leave(&mut self, at: u64, function: u32, sp: u64) -> &mut Self {
+    pub(super) fn leave(&mut self, at: u64, function: u32, sp: u64) -> &mut Self {
         let ret = ReturnRecord::new(at * 1000, function, 0x8100_0001, self.pid, sp);
         self.buffer.push_return(ret.of_tracer(self.tracer));
         self.write()
     }
 
-    fn give(&mut self, at: u64, function: u32, sp: u64, value: u64) -> &mut Self {
+    pub(super) fn give(&mut self, at: u64, function: u32, sp: u64, value: u64) -> &mut Self {
         let ret = ReturnRecord::new(at * 1000, function, 0x8100_0001, self.pid, sp);
         self.buffer.push_return_value(ret.with_value(value));
         self.write()
     }
 
-    fn jump(&mut self, at: u64, function: u32, target: u32, sp: u64) -> &mut Self {
+    pub(super) fn jump(&mut self, at: u64, function: u32, target: u32, sp: u64) -> &mut Self {
         self.buffer.push_tail(TailRecord::new(at * 1000, function, target, self.pid, sp));
         self.write()
     }
 
-    fn write(&mut self) -> &mut Self {
+    pub(super) fn write(&mut self) -> &mut Self {
         self.writer.records(self.vcpu, &self.buffer).expect("vCPU");
         self.buffer.clear();
         self
     }
 
-    fn on(&mut self, vcpu: u32, pid: u32) -> &mut Self {
+    pub(super) fn on(&mut self, vcpu: u32, pid: u32) -> &mut Self {
         (self.vcpu, self.pid) = (vcpu, pid);
         self
     }
 
-    fn end(mut self) -> Vec<u8> {
+    pub(super) fn end(mut self) -> Vec<u8> {
         self.writer.end(&Summary::default()).expect("memory");
         self.writer.into_inner().expect("memory")
     }
@@ -141,7 +141,7 @@ fn only_marks_of_other_functions_make_calls_doubtful() {
 }
 
 /// Calls of which there are only the ends, with durations, and one that has none.
-fn ends() -> Vec<u8> {
+pub(super) fn ends() -> Vec<u8> {
     let mut script = Script::new();
     script.enter(1, EXT4_READ, STACK + 0x2000);
     let ret = ReturnRecord::new(50_000, VFS_READ, 0x8100_0001, 7, STACK + 0x2000);
@@ -199,7 +199,7 @@ fn a_call_that_only_its_end_tells_is_a_call() {
 }
 
 /// All that may happen to calls.
-fn calls() -> Vec<u8> {
+pub(super) fn calls() -> Vec<u8> {
     let mut script = Script::new();
     script.leave(1, LOCK, STACK + 0x3000);
     script.enter(10, VFS_READ, STACK + 0x2000).enter(11, LOCK, STACK + 0x1f00);

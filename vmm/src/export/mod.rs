@@ -56,6 +56,8 @@ mod tell;
 #[cfg(test)]
 mod tests;
 mod text;
+#[cfg(test)]
+mod threads_tests;
 pub(crate) mod times;
 mod top;
 #[cfg(test)]
@@ -115,6 +117,13 @@ pub trait Export {
     /// # Errors
     /// When the output fails.
     fn event(&mut self, event: &Event<'_>) -> io::Result<()>;
+
+    /// Whether it looks at calls: where they are in the call graph, when they return and what is left open. Who does
+    /// not is told of entries whose places mean nothing, of calls of which there is one record alone, and of no
+    /// more than one of all other returns and jumps. That takes much less time.
+    fn looks_at_calls(&self) -> bool {
+        true
+    }
 
     /// Which functions were traced when, called or not; before the end, and not in any order.
     ///
@@ -201,6 +210,10 @@ impl<E: Export + ?Sized> Export for Box<E> {
 
     fn event(&mut self, event: &Event<'_>) -> io::Result<()> {
         (**self).event(event)
+    }
+
+    fn looks_at_calls(&self) -> bool {
+        (**self).looks_at_calls()
     }
 
     fn traced(

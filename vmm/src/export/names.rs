@@ -230,17 +230,29 @@ impl Tasks {
         self.slots.len() - self.free.len() > 2 * self.current.len() + 4096
     }
 
-    /// Frees the slots that are neither current nor in use by one of the records.
-    pub(super) fn sweep(&mut self, in_use: impl Iterator<Item = u32>) {
+    /// Frees the slots that are neither current nor in use by one of the records. Returns which these are.
+    pub(super) fn sweep(&mut self, in_use: impl Iterator<Item = u32>) -> Vec<u32> {
         let mut keep = vec![false; self.slots.len()];
         for slot in in_use.chain(self.current.values().copied()) {
             if let Some(keep) = keep.get_mut(position(slot)) {
                 *keep = true;
             }
         }
-        for (index, (slot, keep)) in self.slots.iter_mut().zip(keep).enumerate() {
-            if !keep && slot.take().is_some() {
-                self.free.extend(u32::try_from(index));
+        let unused = keep.iter().enumerate().filter(|(_, keep)| !**keep);
+        let unused = unused.filter_map(|(index, _)| u32::try_from(index).ok());
+        let freed =
+            unused.filter(|slot| self.slots.get(position(*slot)).is_some_and(Option::is_some));
+        let freed: Vec<_> = freed.collect();
+        self.release(&freed);
+        freed
+    }
+
+    /// Frees the slots that another one has found to be unused, which has been told of the same tasks.
+    pub(super) fn release(&mut self, unused: &[u32]) {
+        for slot in unused {
+            if let Some(known) = self.slots.get_mut(position(*slot)) {
+                *known = None;
+                self.free.push(*slot);
             }
         }
     }

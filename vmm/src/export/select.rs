@@ -180,6 +180,11 @@ impl Selection {
         }
     }
 
+    /// Whether it depends on the calls around a record, or on its duration, whether it is wanted.
+    pub(super) fn is_of_calls(&self) -> bool {
+        self.roots.is_some() || self.min_duration.is_some()
+    }
+
     /// Whether records of a tracer are wanted at all.
     #[inline]
     pub(super) fn wants_tracer(&self, number: u8) -> bool {
@@ -194,7 +199,7 @@ impl Selection {
         header: &Header,
         function: u32,
     ) -> bool {
-        let framed = self.roots.is_some() || self.min_duration.is_some();
+        let framed = self.is_of_calls();
         let filter = self.filter.as_mut();
         // It is asked in any case: who looks for functions sees all.
         filter.is_none_or(|filter| filter.accepts(symbols, header, function)) && !framed

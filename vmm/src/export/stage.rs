@@ -9,8 +9,8 @@ use super::ahead::{Ahead, Held, Kind};
 use super::error::PlayError;
 use super::front::Behind;
 use super::names::Tasks;
-use super::pairing::{Call, Choice, Pairing, Step};
-use super::tell::{Present, Teller, Telling};
+use super::pairing::{Call, Choice, Pairing, Steps};
+use super::tell::{Present, Teller, Telling, Told};
 use super::waiting::{Other, Waiting};
 use super::{Absent, Called, Event, Export, SortedBy};
 
@@ -23,13 +23,38 @@ pub(super) struct Stage<E> {
     waiting: Vec<Waiting>,
     /// Whether any record told where in the call graph it is.
     pub(super) framed: bool,
+    /// What the record of the last item returned.
+    value: Option<u64>,
 }
+
+/// What a record turned out to be, to be told in this order.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Item {
+    pub(super) held: Held,
+    pub(super) told: Told,
+    pub(super) vcpu: u16,
+    /// Whether it is of the same record as the item before.
+    pub(super) again: bool,
+}
+
+// There are thousands in what is handed over at a time.
+const _: () = assert!(size_of::<Item>() <= 96);
 
 impl<E: Export> Stage<E> {
     pub(super) fn new(export: E) -> Self {
         let (ahead, tasks, present) = (Ahead::default(), Tasks::default(), Present::default());
         let teller = Teller { export, ahead, tasks, present };
-        Self { teller, pairing: Pairing::new(0), waiting: Vec::new(), framed: false }
+        let (pairing, waiting) = (Pairing::new(0), Vec::new());
+        Self { teller, pairing, waiting, framed: false, value: None }
+    }
+
+    /// An unused pairing for a stream, which looks at calls if anything depends on that.
+    pub(super) fn new_pairing(&self, header: &Header) -> Pairing {
+        let by_calls = self.teller.ahead.selection.is_of_calls();
+        let mut new = self.pairing.again(header);
+        new.is_idle =
+            !by_calls && new.max_depth == u32::MAX && !self.teller.export.looks_at_calls();
+        new
     }
 
     /// Takes a frame that does not wait: names, formats, and what is told beside events.
@@ -42,22 +67,12 @@ impl<E: Export> Stage<E> {
             // With another start than the frame's, if that was asked for.
             Frame::Header(_) => {
                 Absent::check_cpus(&self.teller.ahead.selection.cpus, header.vcpus)?;
-                let max_depth = self.pairing.max_depth;
-                self.pairing = Pairing::new(usize::try_from(header.vcpus).unwrap_or(0));
-                self.pairing.max_depth = max_depth;
-                let queues = usize::try_from(header.vcpus).unwrap_or(0) + 1;
-                self.waiting = (0..queues).map(|_| Waiting::default()).collect();
+                self.pairing = self.new_pairing(header);
+                self.waiting = Waiting::queues(header);
                 self.teller.export.begin(header).map_err(PlayError::Output)
-            }
-            Frame::Symbols(_) => {
-                self.waiting.iter_mut().for_each(Waiting::rename);
-                Ok(())
             }
             Frame::Tasks(list) => {
                 list.clone().for_each(|task| self.teller.tasks.insert(&task));
-                if self.teller.tasks.is_crowded() {
-                    self.sweep_tasks();
-                }
                 Ok(())
             }
             Frame::Join(totals) => self.teller.export.joined(totals).map_err(PlayError::Output),
@@ -70,22 +85,7 @@ impl<E: Export> Stage<E> {
     /// Names of tasks are in use of records that wait, and of present tasks.
     #[cold]
     fn sweep_tasks(&mut self) {
-        self.teller.tasks.sweep(self.waiting.iter().flat_map(Waiting::slots));
-    }
-
-    /// Records are the last of a queue from here on, with what is beside them.
-    pub(super) fn hold_all<'a>(
-        &mut self,
-        queue: usize,
-        mut records: Vec<Held>,
-        beside: impl Iterator<Item = &'a u64>,
-    ) {
-        let Some(waiting) = self.waiting.get_mut(queue) else { return };
-        for held in &mut records {
-            held.slot = self.teller.tasks.slot(held.pid);
-        }
-        waiting.add_all(records);
-        waiting.beside.extend(beside);
+        let _ = self.teller.tasks.sweep(self.waiting.iter().flat_map(Waiting::slots));
     }
 
     /// Tells the next item, in time order: the first of that queue.
@@ -108,6 +108,42 @@ impl<E: Export> Stage<E> {
         }
     }
 
+    /// Tells what a record turned out to be for who has found the order and the calls. What is beside it is
+    /// next in `beside`, unless it is the record of the one before.
+    ///
+    /// # Errors
+    /// When the output fails.
+    #[inline]
+    pub(super) fn tell<'a>(
+        &mut self,
+        header: &Header,
+        item: &Item,
+        beside: &mut impl Iterator<Item = &'a u64>,
+    ) -> Result<(), PlayError> {
+        let Item { vcpu, again, ref held, ref told } = *item;
+        if !again {
+            self.value = None;
+            if self.teller.present.format.is_some() {
+                self.teller.present.clear();
+            }
+            if held.has_more() {
+                self.value = if held.has_value() { beside.next().copied() } else { None };
+                if held.has_format() {
+                    self.teller.present.read(beside);
+                }
+            }
+        }
+        self.teller.tell(header, vcpu.into(), held, self.value, told)
+    }
+
+    /// Tells of what is no record.
+    ///
+    /// # Errors
+    /// When the output fails.
+    pub(super) fn show(&mut self, event: &Event<'_>) -> Result<(), PlayError> {
+        self.teller.export.event(event).map_err(PlayError::Output)
+    }
+
     fn mark(&mut self, header: &Header, mark: &Mark) -> Result<(), PlayError> {
         // Calls of a kernel that is gone (kexec) do not end in the next one.
         if mark.kind == MarkKind::Attach {
@@ -127,17 +163,16 @@ impl<E: Export> Stage<E> {
             (value, took) = self.take_beside(queue, held);
         }
         let told = if held.kind() == Kind::Event {
-            self.teller.event(header, vcpu, held)
+            self.teller.tell(header, vcpu, held, None, &Told::Event)
         } else if held.has_sp() {
             self.framed = true;
             self.pair(header, vcpu, held, (value, took))
         } else {
             self.pairing.plain(vcpu);
-            self.teller.entry(header, vcpu, held, None)
+            self.teller.tell(header, vcpu, held, None, &Told::Plain)
         };
         if held.has_format() {
-            self.teller.present.format = None;
-            self.teller.present.words.clear();
+            self.teller.present.clear();
         }
         told
     }
@@ -268,10 +303,9 @@ impl<E: Export> Stage<E> {
     fn finish(&mut self, header: &Header) -> Result<(), PlayError> {
         let mut steps = Vec::new();
         self.pairing.finish(&mut steps);
-        steps.iter().try_for_each(|step| match step {
-            Step::Left(frame) => self.teller.unfinished(header, frame),
-            _ => Ok(()),
-        })
+        let none = Held::default();
+        let mut left = steps.iter().filter_map(|step| Told::of(step, 0));
+        left.try_for_each(|told| self.teller.tell(header, 0, &none, None, &told))
     }
 
     fn pair(
@@ -281,15 +315,6 @@ impl<E: Export> Stage<E> {
         held: &Held,
         (value, took): (Option<u64>, Option<u64>),
     ) -> Result<(), PlayError> {
-        let call = Call {
-            timestamp: held.timestamp,
-            vcpu,
-            pid: held.pid,
-            tracer: held.tracer(),
-            function: held.function,
-            other: held.other,
-            sp: held.sp,
-        };
         let choice: Choice = self.teller.ahead.selection.choice(
             &mut self.teller.ahead.symbols,
             header,
@@ -297,17 +322,39 @@ impl<E: Export> Stage<E> {
         );
         let Self { pairing, teller, .. } = self;
         let mut steps = Telling { teller, header, vcpu, held, value, failed: None };
-        match held.kind() {
-            Kind::Entry => pairing.enter(&call, choice, &mut steps),
-            Kind::Return => pairing.leave(&call, choice, &mut steps),
-            Kind::Whole => pairing.whole(&call, choice, (false, took), &mut steps),
-            Kind::WholeTail => pairing.whole(&call, choice, (true, took), &mut steps),
-            Kind::Aid => pairing.leave_others(&call, &mut steps),
-            Kind::Tail => pairing.jump(&call, choice, &mut steps),
-            Kind::Last => pairing.jump_last(&call, choice, &mut steps),
-            Kind::Event => {}
-        }
+        pair(pairing, (vcpu, held), choice, took, &mut steps);
         steps.failed.map_or(Ok(()), |error| Err(*error))
+    }
+}
+
+/// Tells `steps` what a record with a stack pointer turns out to be.
+#[inline]
+pub(super) fn pair(
+    pairing: &mut Pairing,
+    (vcpu, held): (u32, &Held),
+    choice: Choice,
+    took: Option<u64>,
+    steps: &mut impl Steps,
+) {
+    let call = Call {
+        timestamp: held.timestamp,
+        vcpu,
+        pid: held.pid,
+        tracer: held.tracer(),
+        function: held.function,
+        other: held.other,
+        sp: held.sp,
+    };
+    match held.kind() {
+        kind if pairing.is_idle && !kind.is_whole() => pairing.pass(kind, choice, steps),
+        Kind::Entry => pairing.enter(&call, choice, steps),
+        Kind::Return => pairing.leave(&call, choice, steps),
+        Kind::Whole => pairing.whole(&call, choice, (false, took), steps),
+        Kind::WholeTail => pairing.whole(&call, choice, (true, took), steps),
+        Kind::Aid => pairing.leave_others(&call, steps),
+        Kind::Tail => pairing.jump(&call, choice, steps),
+        Kind::Last => pairing.jump_last(&call, choice, steps),
+        Kind::Event => {}
     }
 }
 
@@ -365,7 +412,13 @@ impl<E: Export> Behind for Stage<E> {
     }
 
     fn frame(&mut self, header: &Header, frame: &Frame<'_>, _: &Decoder) -> Result<(), PlayError> {
-        Stage::frame(self, header, frame)
+        Stage::frame(self, header, frame)?;
+        match frame {
+            Frame::Symbols(_) => self.waiting.iter_mut().for_each(Waiting::rename),
+            Frame::Tasks(_) if self.teller.tasks.is_crowded() => self.sweep_tasks(),
+            _ => {}
+        }
+        Ok(())
     }
 
     fn see(&mut self, tracer: u8) -> Result<(), PlayError> {

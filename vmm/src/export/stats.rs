@@ -93,6 +93,10 @@ impl<W: Write> Export for Stats<W> {
         Ok(())
     }
 
+    fn looks_at_calls(&self) -> bool {
+        false
+    }
+
     fn counts(
         &mut self,
         _: u32,

@@ -1,13 +1,56 @@
 //! Tells what records turned out to be as events, with names.
 
+use std::num::NonZeroU64;
+
 use crate::stream::Header;
 
 use super::ahead::{Ahead, Held};
 use super::error::PlayError;
 use super::names::{LATER, Tasks};
-use super::pairing::{self, Step, Steps};
+use super::pairing::{Frame, Step, Steps};
 use super::values::{Args, Returned};
 use super::{Entry, Event, Export, Place, Return, Tail, Tracepoint, Unfinished};
+
+/// What a record turned out to be, of what is shown. There is one of these for most records, and they may be
+/// handed to another thread: so it has no more of a frame than is told.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Told {
+    /// An entry of which nobody knows where in the call graph it is.
+    Plain,
+    /// A tracepoint.
+    Event,
+    /// A call begins.
+    Entered { id: u64, parent: Option<u64>, depth: u32 },
+    /// A call of that function ends, which may be another than the record's.
+    Returned { function: u32, frame: Option<NonZeroU64>, depth: u32, ticks: Option<u64> },
+    /// A call goes on elsewhere.
+    Tailed { depth: u32 },
+    /// A call that has ended unseen, or has not ended.
+    Left { function: u32, id: u64, pid: u32, vcpu: u32, depth: u32, tracer: u8 },
+}
+
+impl Told {
+    /// What is shown of a step of a record of that function.
+    #[inline]
+    pub(super) fn of(step: &Step, function: u32) -> Option<Self> {
+        match *step {
+            Step::Left(frame) | Step::Evicted(frame) => {
+                let Frame { function, id, pid, vcpu, depth, tracer, shown, .. } = frame;
+                shown.then_some(Self::Left { function, id, pid, vcpu, depth, tracer })
+            }
+            Step::Entered { id, parent, depth, shown } => {
+                shown.then_some(Self::Entered { id, parent, depth })
+            }
+            Step::Returned { frame, depth, ticks, shown } => shown.then(|| Self::Returned {
+                function: frame.map_or(function, |frame| frame.function),
+                frame: frame.and_then(|frame| NonZeroU64::new(frame.id)),
+                depth,
+                ticks,
+            }),
+            Step::Tailed { depth, shown } => shown.then_some(Self::Tailed { depth }),
+        }
+    }
+}
 
 /// What is known of the values of the present record.
 #[derive(Debug, Default)]
@@ -15,6 +58,23 @@ pub(super) struct Present {
     pub(super) format: Option<u32>,
     pub(super) failed: u64,
     pub(super) words: Vec<u64>,
+}
+
+impl Present {
+    /// There are none.
+    pub(super) fn clear(&mut self) {
+        self.format = None;
+        self.words.clear();
+    }
+
+    /// Takes them as [`Ahead::hold`] has put them.
+    pub(super) fn read<'a>(&mut self, from: &mut impl Iterator<Item = &'a u64>) {
+        let (Some(head), Some(failed)) = (from.next(), from.next()) else { return };
+        self.format = u32::try_from(head >> 8).ok();
+        self.failed = *failed;
+        let words = usize::from(head.to_le_bytes()[0]);
+        self.words.extend(from.take(words));
+    }
 }
 
 /// Where events get their names.
@@ -42,8 +102,9 @@ impl<E: Export> Steps for Telling<'_, E> {
     #[inline]
     fn step(&mut self, step: Step) {
         if self.failed.is_none()
+            && let Some(told) = Told::of(&step, self.held.function)
             && let Err(error) =
-                self.teller.tell(self.header, self.vcpu, self.held, self.value, &step)
+                self.teller.tell(self.header, self.vcpu, self.held, self.value, &told)
         {
             self.failed = Some(Box::new(error));
         }
@@ -67,21 +128,26 @@ impl<E: Export> Teller<E> {
         }
     }
 
+    /// Tells what a record turned out to be, with the value that it returned.
+    ///
+    /// # Errors
+    /// When the output fails.
     pub(super) fn tell(
         &mut self,
         header: &Header,
         vcpu: u32,
         held: &Held,
         value: Option<u64>,
-        step: &Step,
+        told: &Told,
     ) -> Result<(), PlayError> {
         let hides = self.ahead.selection.min_duration.is_some();
-        match *step {
-            Step::Left(frame) | Step::Evicted(frame) => self.unfinished(header, &frame),
-            Step::Entered { id, parent, depth, shown } if shown && !hides => {
+        match *told {
+            Told::Plain => self.entry(header, vcpu, held, None),
+            Told::Event => self.event(header, vcpu, held),
+            Told::Entered { id, parent, depth } if !hides => {
                 self.entry(header, vcpu, held, Some(Place { frame: id, parent, depth }))
             }
-            Step::Tailed { depth, shown } if shown && !hides => {
+            Told::Tailed { depth } if !hides => {
                 let function_index = self.function_index(header, held);
                 let target_index = self.other_index(header, held);
                 let target = self.ahead.symbols.name(header, held.other, target_index);
@@ -98,12 +164,11 @@ impl<E: Export> Teller<E> {
                 });
                 self.export.event(&event).map_err(PlayError::Output)
             }
-            Step::Returned { frame, depth, ticks, shown } if shown => {
+            Told::Returned { function, frame, depth, ticks } => {
                 let duration_ns = ticks.map(|ticks| header.duration_ns(ticks));
                 if duration_ns < self.ahead.selection.min_duration {
                     return Ok(());
                 }
-                let function = frame.map_or(held.function, |frame| frame.function);
                 let index = if function == held.function {
                     self.function_index(header, held)
                 } else {
@@ -123,9 +188,22 @@ impl<E: Export> Teller<E> {
                     depth,
                     duration_ns,
                     value: value.map(|raw| Returned { raw, shape }),
-                    frame: frame.filter(|_| !hides).map(|frame| frame.id),
+                    frame: frame.filter(|_| !hides).map(NonZeroU64::get),
                     whole: frame.is_none() && ticks.is_some(),
                     context: held.context(),
+                });
+                self.export.event(&event).map_err(PlayError::Output)
+            }
+            Told::Left { function, id, pid, vcpu, depth, tracer } if !hides => {
+                let index = self.ahead.symbols.index(header, function);
+                let slot = self.tasks.slot(pid);
+                let event = Event::Unfinished(Unfinished {
+                    vcpu,
+                    pid,
+                    comm: self.tasks.comm(pid, slot),
+                    function: self.ahead.symbols.name(header, function, index),
+                    tracer: self.ahead.tracers.name(tracer),
+                    place: Place { frame: id, parent: None, depth },
                 });
                 self.export.event(&event).map_err(PlayError::Output)
             }
@@ -134,7 +212,7 @@ impl<E: Export> Teller<E> {
     }
 
     #[inline]
-    pub(super) fn entry(
+    fn entry(
         &mut self,
         header: &Header,
         vcpu: u32,
@@ -162,12 +240,7 @@ impl<E: Export> Teller<E> {
         self.export.event(&event).map_err(PlayError::Output)
     }
 
-    pub(super) fn event(
-        &mut self,
-        header: &Header,
-        vcpu: u32,
-        held: &Held,
-    ) -> Result<(), PlayError> {
+    fn event(&mut self, header: &Header, vcpu: u32, held: &Held) -> Result<(), PlayError> {
         let (event, caller) = (held.function, held.other);
         let event_index = self.function_index(header, held);
         let caller_index = self.other_index(header, held);
@@ -185,27 +258,6 @@ impl<E: Export> Teller<E> {
             fields: fields.map(|fields| Args { fields, failed: *failed, words }),
             print: format.and_then(|format| self.ahead.formats.print(format)),
             context: held.context(),
-        });
-        self.export.event(&event).map_err(PlayError::Output)
-    }
-
-    pub(super) fn unfinished(
-        &mut self,
-        header: &Header,
-        frame: &pairing::Frame,
-    ) -> Result<(), PlayError> {
-        if !frame.shown || self.ahead.selection.min_duration.is_some() {
-            return Ok(());
-        }
-        let index = self.ahead.symbols.index(header, frame.function);
-        let slot = self.tasks.slot(frame.pid);
-        let event = Event::Unfinished(Unfinished {
-            vcpu: frame.vcpu,
-            pid: frame.pid,
-            comm: self.tasks.comm(frame.pid, slot),
-            function: self.ahead.symbols.name(header, frame.function, index),
-            tracer: self.ahead.tracers.name(frame.tracer),
-            place: Place { frame: frame.id, parent: None, depth: frame.depth },
         });
         self.export.event(&event).map_err(PlayError::Output)
     }

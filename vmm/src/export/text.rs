@@ -142,6 +142,10 @@ impl<W: Write> Export for Text<W> {
         self.out.done()
     }
 
+    fn looks_at_calls(&self) -> bool {
+        false
+    }
+
     fn counts(
         &mut self,
         vcpu: u32,

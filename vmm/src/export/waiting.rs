@@ -5,7 +5,7 @@ use std::mem;
 
 use super::ahead::Held;
 use super::names::LATER;
-use crate::stream::{Loss, Mark};
+use crate::stream::{Header, Loss, Mark};
 
 /// An item that waits until it is shown, and is no record.
 #[derive(Debug)]
@@ -43,6 +43,12 @@ enum Part {
 }
 
 impl Waiting {
+    /// Of all vCPUs, and of marks.
+    pub(super) fn queues(header: &Header) -> Vec<Self> {
+        let queues = usize::try_from(header.vcpus).unwrap_or(0) + 1;
+        (0..queues).map(|_| Self::default()).collect()
+    }
+
     /// A record is the last.
     #[inline]
     pub(super) fn add(&mut self, held: Held) {
@@ -124,6 +130,21 @@ impl Waiting {
             records.clear();
             self.spare = records;
         }
+    }
+
+    /// Moves what is beside a record, which is the next, behind `to`, but for the duration, which is returned.
+    #[inline(never)]
+    pub(super) fn beside_of(&mut self, held: &Held, to: &mut Vec<u64>) -> Option<u64> {
+        if held.has_value() {
+            to.extend(self.beside.pop_front());
+        }
+        let took = if held.kind().is_whole() { self.beside.pop_front() } else { None };
+        if held.has_format() {
+            let words = self.beside.front().map_or(0, |head| usize::from(head.to_le_bytes()[0]));
+            let all = (2 + words).min(self.beside.len());
+            to.extend(self.beside.drain(..all));
+        }
+        took
     }
 
     /// Where names of tasks are that are in use.

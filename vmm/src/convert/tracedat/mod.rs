@@ -15,7 +15,7 @@ use std::io::{self, BufWriter, Write};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::ground::{Clock, Names};
-use crate::export::{Entry, Event, Export, Name, Return, Tracepoint};
+use crate::export::{Entry, Event, Export, Name, Return, Tasks, Tracepoint, Who};
 use crate::stream::{Context, Header, Loss, Mark, Summary};
 use events::Events;
 use file::{Contents, FUNCTION, GRAPH_ENTRY, GRAPH_EXIT, PRINT};
@@ -42,8 +42,8 @@ pub struct TraceDat {
     clock: Clock,
     names: Names,
     tasks: FxHashMap<u32, Box<str>>,
-    /// The task of the event before.
-    last: u32,
+    /// Those of which the names are known.
+    recent: Tasks<()>,
     now: u64,
     lost: Vec<u64>,
     events: Events,
@@ -61,7 +61,7 @@ impl TraceDat {
             clock: Clock::default(),
             names: Names::new(),
             tasks: FxHashMap::default(),
-            last: 0,
+            recent: Tasks::default(),
             now: 0,
             lost: Vec::new(),
             events: Events::default(),
@@ -81,24 +81,29 @@ impl TraceDat {
     }
 
     #[inline]
-    fn task(&mut self, pid: u32, comm: Option<&str>) {
-        let Some(comm) = comm.filter(|_| pid != 0) else { return };
-        if self.last == pid && self.tasks.get(&pid).is_some_and(|known| **known == *comm) {
+    fn task(&mut self, vcpu: u32, pid: u32, comm: Option<&str>) {
+        let who = Who { vcpu, pid, tgid: None, comm };
+        if self.recent.get(who).is_some() {
             return;
         }
-        self.last = pid;
+        let Some(comm) = comm.filter(|_| pid != 0) else { return };
         match self.tasks.get_mut(&pid) {
             Some(known) if **known == *comm => {}
-            Some(known) => *known = comm.into(),
+            Some(known) => {
+                *known = comm.into();
+                // Another vCPU may have it by its former name.
+                self.recent = Tasks::default();
+            }
             // A stream has names for pids below 4 million only.
             None => {
                 self.tasks.insert(pid, comm.into());
             }
         }
+        self.recent.keep(who, ());
     }
 
     fn entry(&mut self, entry: &Entry<'_>) -> io::Result<()> {
-        self.task(entry.pid, entry.comm);
+        self.task(entry.vcpu, entry.pid, entry.comm);
         let at = self.clock.ns(entry.timestamp);
         self.now = self.now.max(at);
         let function = self.know(&entry.function)?;
@@ -118,7 +123,7 @@ impl TraceDat {
     }
 
     fn ret(&mut self, ret: &Return<'_>) -> io::Result<()> {
-        self.task(ret.pid, ret.comm);
+        self.task(ret.vcpu, ret.pid, ret.comm);
         let at = self.clock.ns(ret.timestamp);
         self.now = self.now.max(at);
         let called = at.saturating_sub(ret.duration_ns.unwrap_or(0));
@@ -132,7 +137,7 @@ impl TraceDat {
     }
 
     fn tracepoint(&mut self, event: &Tracepoint<'_>) -> io::Result<()> {
-        self.task(event.pid, event.comm);
+        self.task(event.vcpu, event.pid, event.comm);
         let at = self.clock.ns(event.timestamp);
         self.now = self.now.max(at);
         let (id, record) = self.events.record(event)?;

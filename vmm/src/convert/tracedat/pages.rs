@@ -17,18 +17,27 @@ const TIME_EXTEND: u32 = 30;
 /// Longest data whose length is told by the type, in words of 4 bytes.
 const MAX_TYPE: usize = 28;
 
+/// Most pages of a vCPU that are written at a time: they are read in one piece at the end.
+const RUN: usize = 8;
+/// Most pages of all vCPUs that wait for that, beside one of each.
+const WAITING: usize = 1024;
+
 /// Pages of all vCPUs.
 #[derive(Debug)]
 pub(super) struct Pages {
     scratch: BufWriter<File>,
     written: u32,
     vcpus: Vec<Vcpu>,
+    /// Pages of a vCPU that are written at a time.
+    run: usize,
 }
 
 #[derive(Debug, Default)]
 struct Vcpu {
     /// The page that is filled; empty when there is none.
     page: Vec<u8>,
+    /// Pages that are full and not in the scratch file yet.
+    whole: Vec<u8>,
     /// Time of the latest event.
     time: u64,
     /// Lost before this page.
@@ -40,12 +49,13 @@ struct Vcpu {
 impl Pages {
     pub(super) fn new(scratch: File) -> Self {
         let scratch = BufWriter::with_capacity(64 * PAGE, scratch);
-        Self { scratch, written: 0, vcpus: Vec::new() }
+        Self { scratch, written: 0, vcpus: Vec::new(), run: 1 }
     }
 
     pub(super) fn begin(&mut self, vcpus: u32) {
         let vcpus = usize::try_from(vcpus).unwrap_or(0);
         self.vcpus.resize_with(vcpus, Vcpu::default);
+        self.run = (WAITING / vcpus.max(1)).clamp(1, RUN);
     }
 
     /// Adds an event of a vCPU: `data`, at most a few KiB, which is a multiple of 4 bytes long.
@@ -121,18 +131,35 @@ impl Pages {
         }
         page[8..HEAD].copy_from_slice(&used.to_le_bytes());
         page.resize(PAGE, 0);
-        self.scratch.write_all(page)?;
+        if state.whole.is_empty() {
+            state.whole.reserve_exact(self.run * PAGE);
+        }
+        state.whole.extend_from_slice(page);
         page.clear();
-        state.list.push(self.written);
-        let next = self.written.checked_add(1);
-        self.written = next.ok_or_else(|| io::Error::from(io::ErrorKind::FileTooLarge))?;
+        if state.whole.len() >= self.run * PAGE { self.write(vcpu) } else { Ok(()) }
+    }
+
+    /// Writes whole pages of a vCPU.
+    fn write(&mut self, vcpu: u32) -> io::Result<()> {
+        let Some(state) = usize::try_from(vcpu).ok().and_then(|it| self.vcpus.get_mut(it)) else {
+            return Ok(());
+        };
+        self.scratch.write_all(&state.whole)?;
+        for _ in state.whole.chunks_exact(PAGE) {
+            state.list.push(self.written);
+            let next = self.written.checked_add(1);
+            self.written = next.ok_or_else(|| io::Error::from(io::ErrorKind::FileTooLarge))?;
+        }
+        state.whole.clear();
         Ok(())
     }
 
     /// Ends all pages.
     pub(super) fn finish(&mut self) -> io::Result<()> {
         for vcpu in 0..self.vcpus.len() {
-            self.close(u32::try_from(vcpu).unwrap_or(u32::MAX))?;
+            let vcpu = u32::try_from(vcpu).unwrap_or(u32::MAX);
+            self.close(vcpu)?;
+            self.write(vcpu)?;
         }
         self.scratch.flush()
     }
@@ -161,3 +188,6 @@ impl Pages {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

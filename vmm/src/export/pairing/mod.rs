@@ -20,6 +20,9 @@ mod tests;
 
 use rustc_hash::FxHashMap;
 
+use crate::export::ahead::Kind;
+use crate::stream::Header;
+
 use gaps::Gaps;
 pub(super) use stack::Frame;
 use stack::Stack;
@@ -107,6 +110,10 @@ pub(super) struct Pairing {
     last: u64,
     /// Selected frames from this depth on are not shown.
     pub(super) max_depth: u32,
+    /// Nobody looks at calls: nothing is paired.
+    pub(super) is_idle: bool,
+    /// Whether a return or a jump was told of then.
+    told: bool,
 }
 
 impl Pairing {
@@ -118,7 +125,15 @@ impl Pairing {
             evicted: 0,
             last: 0,
             max_depth: u32::MAX,
+            is_idle: false,
+            told: false,
         }
+    }
+
+    /// One for another stream, that shows as much.
+    pub(super) fn again(&self, header: &Header) -> Self {
+        let new = Self::new(usize::try_from(header.vcpus).unwrap_or(0));
+        Self { max_depth: self.max_depth, is_idle: self.is_idle, ..new }
     }
 
     /// Frames that were forgotten, since there were too many.
@@ -168,6 +183,21 @@ impl Pairing {
             stack.leave_by_aid(call, steps);
             0
         });
+    }
+
+    /// A record where nothing is paired, of a call of which there are others.
+    #[inline]
+    pub(super) fn pass(&mut self, kind: Kind, choice: Choice, steps: &mut impl Steps) {
+        let (depth, shown) = (0, choice.selected);
+        match kind {
+            Kind::Entry => steps.step(Step::Entered { id: 0, parent: None, depth, shown }),
+            Kind::Return | Kind::Tail | Kind::Last if shown && !self.told => {
+                self.told = true;
+                steps.step(Step::Returned { frame: None, depth, ticks: None, shown });
+            }
+            // One that has ended what jumped to it comes behind that jump.
+            _ => {}
+        }
     }
 
     /// A call ended of which nothing else is recorded, by a jump or by a return: so long it took.
