@@ -33,8 +33,6 @@ pub enum Test {
         /// Whether it must, or must not.
         inside: bool,
     },
-    /// Whether the call goes on in the function with this link address, at a jump through a pointer (x86-64).
-    Target(u64),
     /// Bytes of the task, such as its name.
     Bytes {
         /// Where they begin.

@@ -4,7 +4,7 @@ use crate::callers::{CALLERS, Callers};
 use crate::condition::{Condition, Operand, Test, extended};
 use crate::histogram::{Calls, Ended, OPEN, Sorted};
 use crate::layout::{COMMON_SIZE, Info, MAX_RECORD};
-use crate::marks::{MARKS, Marks};
+use crate::marks::{MARKS, MarkIf, Marks};
 use crate::nesting::{Call, NESTS, Nesting};
 
 /// What happens when a ring is full.
@@ -264,7 +264,7 @@ pub enum Counts {
     Untold(Calls),
     /// Nothing: a call goes on in another function, at [`Point::Tail`]. Its end is [looked for](Program::marked) there. Of
     /// calls that are not meant no mark is left, nor one that was left by another call in their place.
-    Mark(Marks),
+    Mark(Marks, MarkIf),
 }
 
 impl Counts {
@@ -279,7 +279,7 @@ impl Counts {
             | Self::Sort(..)
             | Self::Begin(..) => point == Point::Entry,
             Self::End(..) => point != Point::Entry,
-            Self::Untold(_) | Self::Mark(_) => point == Point::Tail,
+            Self::Untold(_) | Self::Mark(..) => point == Point::Tail,
         }
     }
 
@@ -294,7 +294,7 @@ impl Counts {
                 histograms.map_or(Ok(()), Counters::check).and_then(|()| check_calls(calls))
             }
             Self::Untold(calls) => check_calls(calls),
-            Self::Mark(marks) => check_marks(marks),
+            Self::Mark(marks, _) => check_marks(marks),
             Self::End(calls, ended) => {
                 check_calls(calls)?;
                 match ended {
@@ -494,7 +494,7 @@ impl Program {
         let of_task = |test: &Test| match test {
             Test::Number { operand, .. } => matches!(operand, Operand::Task(_)),
             Test::Bytes { .. } | Test::Followed { .. } => true,
-            Test::Caller { .. } | Test::Text { .. } | Test::Target(_) => false,
+            Test::Caller { .. } | Test::Text { .. } => false,
         };
         let rooted = self.nesting.is_some_and(|it| {
             !matches!(it.call, Call::Root { again: false } | Call::Endless { root: true })
@@ -537,10 +537,6 @@ impl Program {
                     return refused("is about what is not known");
                 }
                 Test::Text { .. } => {}
-                Test::Target(_) if self.point != Point::Tail || self.since.is_some() => {
-                    return refused("is about what is not known");
-                }
-                Test::Target(_) => {}
                 Test::Caller { .. } | Test::Bytes { .. } | Test::Followed { .. } => {}
             }
         }

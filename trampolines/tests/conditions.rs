@@ -150,7 +150,7 @@ impl Call<'_> {
                 same == *equal
             }
             Test::Followed { inside, .. } => is_followed(self.pid) == *inside,
-            Test::Text { .. } | Test::Target(_) => panic!("not of these programs"),
+            Test::Text { .. } => panic!("not of these programs"),
         }
     }
 }

@@ -10,7 +10,7 @@ use vmtrace_trampolines::callers::Callers;
 use vmtrace_trampolines::condition::{Operand, Relation, Test};
 use vmtrace_trampolines::family::Strangers;
 use vmtrace_trampolines::histogram::{Calls, Ended, Sorted};
-use vmtrace_trampolines::marks::Marks;
+use vmtrace_trampolines::marks::{MarkIf, Marks};
 use vmtrace_trampolines::nesting::{Call, Nesting};
 use vmtrace_trampolines::{
     Condition, Counters, Counts, Field, Last, Overflow, Point, Program, Read,
@@ -128,27 +128,32 @@ fn a_switch_of_tasks_is_recorded_in_fifty_instructions() {
 
 // What a function costs that is jumped to by one that is traced: each call of it, from anywhere.
 #[test]
-fn looking_for_a_mark_costs_six_instructions_and_making_one_four() {
+fn marks_cost_as_little_as_promised() {
     let marks = Marks { address: 0xffff_ffff_9000_0000 };
-    let mark = Program { counts: Some(Counts::Mark(marks)), ..with(Point::Tail, &[]) };
-    let mark = compiled_x86(&mark).iter().position(|one| one.ending).unwrap() + 1;
-    let end = Program { marked: Some(marks), ..with(Point::Return, &[Field::Stack]) };
-    let all = compiled_x86(&end);
-    let first = all.iter().position(|one| one.target.is_some()).unwrap();
-    let missed = all.iter().find(|one| Some(one.offset) == all[first].target).unwrap();
-    assert!(missed.ending, "{all:?}");
-    assert_eq!((mark, first + 2), (4, 6));
+    let mark = |going| {
+        let counts = Some(Counts::Mark(marks, going));
+        compiled_x86(&Program { counts, ..with(Point::Tail, &[]) })
+    };
+    // To where it goes on if it does not, with what comes there.
+    let missed = |all: &[Instruction]| {
+        let first = all.iter().position(|one| one.target.is_some()).unwrap();
+        let on = all.iter().position(|one| Some(one.offset) == all[first].target).unwrap();
+        (first + 1, on)
+    };
+    let way = |all: &[Instruction]| all.iter().position(|one| one.ending).unwrap() + 1;
+    let end =
+        compiled_x86(&Program { marked: Some(marks), ..with(Point::Return, &[Field::Stack]) });
+    let (looked, on) = missed(&end);
+    assert!(end[on].ending, "{end:?}");
+    let (anywhere, known, nowhere) =
+        (mark(MarkIf::Always), mark(MarkIf::Known), mark(MarkIf::Never));
+    assert_eq!((way(&anywhere), looked + 1, way(&known)), (4, 6, 8));
     // Where a call goes on in what ends are not seen of, with nothing to take back.
-    let never = Some(Condition::Any(Vec::new()));
-    let clear =
-        Program { counts: Some(Counts::Mark(marks)), condition: never, ..with(Point::Tail, &[]) };
-    let all = compiled_x86(&clear);
-    let clear = all.iter().find(|one| Some(one.offset) == all[0].target).unwrap();
-    let behind: Vec<_> = all.iter().skip_while(|one| one.offset != clear.offset).collect();
-    let missed = behind.iter().position(|one| one.target.is_some()).unwrap();
-    let to = all.iter().find(|one| Some(one.offset) == behind[missed].target).unwrap();
-    assert!(all[0].target.is_some() && to.ending, "{all:?}");
-    assert_eq!(1 + missed + 2, 6);
+    let (cleared, on) = missed(&nowhere);
+    assert!(nowhere[on].ending, "{nowhere:?}");
+    let (looked, on) = missed(&known);
+    let (taken, _) = missed(&known[on..]);
+    assert_eq!((cleared + 1, looked + taken + 1), (5, 9));
 }
 
 // What a call that is timed costs: its entry and its return, where nothing else is open at its place.

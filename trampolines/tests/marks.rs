@@ -11,7 +11,7 @@ use common::{
 };
 #[cfg(target_arch = "x86_64")]
 use core::sync::atomic::Ordering;
-use vmtrace_trampolines::marks::Marks;
+use vmtrace_trampolines::marks::{MarkIf, Marks};
 #[cfg(target_arch = "x86_64")]
 use vmtrace_trampolines::{Condition, Overflow};
 use vmtrace_trampolines::{Counts, Field, Point, Program, ProgramError};
@@ -21,7 +21,11 @@ fn ending(point: Point, marks: Marks) -> Program {
 }
 
 fn marking(marks: Marks) -> Program {
-    Program { point: Point::Tail, counts: Some(Counts::Mark(marks)), ..entry_program() }
+    Program {
+        point: Point::Tail,
+        counts: Some(Counts::Mark(marks, MarkIf::Always)),
+        ..entry_program()
+    }
 }
 
 // A return without a mark is a record that nobody wants, of every call of a function that is not traced; a mark that

@@ -9,12 +9,9 @@ use std::sync::atomic::Ordering;
 
 use common::arch::{Addressing, instructions, jump};
 use common::{FakeGuest, entry_program, words};
-use vmtrace_trampolines::condition::Test;
-use vmtrace_trampolines::marks::Marks;
+use vmtrace_trampolines::marks::{MarkIf, Marks};
 use vmtrace_trampolines::x86_64::{INDIRECT_CALL, indirect_stub, stack_bias};
-use vmtrace_trampolines::{
-    Condition, Counts, Field, Overflow, Point, Program, ProgramError, RawContext,
-};
+use vmtrace_trampolines::{Condition, Counts, Field, Overflow, Point, Program, RawContext};
 
 const VARIANTS: [(Addressing, Overflow); 4] = [
     (Addressing::PerCpu, Overflow::Drop),
@@ -196,7 +193,7 @@ fn a_tail_call_through_a_register_goes_on_and_tells_where() {
 
 /// Calls what goes on through a register, all of them with this target. What its mark is.
 #[inline(never)]
-fn going(site: u64, target: u64) -> u64 {
+fn go(site: u64, target: u64) -> u64 {
     let below: u64;
     // SAFETY: calls a function that keeps all registers but r10 and r11, as the test above shows.
     unsafe {
@@ -220,20 +217,26 @@ fn calls_are_marked_by_where_they_go() {
             guest.set_current(0, 1);
             let target = guest.put(1, &[0xc3]);
             let mut at: Option<usize> = None;
-            let to = |target| Condition::Test(Test::Target(target));
+            // Where the second table begins.
+            let begin = usize::try_from((marks.address - address + Marks::TARGETS) / 8).unwrap();
+            let place =
+                |target| &all[begin + usize::try_from(Marks::target_place(target)).unwrap()];
+            let never = Some(Condition::Any(vec![]));
             let cases = [
-                (Condition::Any(vec![to(target)]), true),
-                (Condition::Any(vec![to(target - 16), to(target)]), true),
-                (Condition::Any(vec![to(target), to(target + 16)]), true),
-                (Condition::Any(vec![to(target - 1), to(target + 1)]), false),
-                (Condition::Any(vec![]), false),
-                (Condition::All(vec![Condition::Any(vec![to(target)]), to(target)]), true),
-                (Condition::All(vec![to(target), Condition::Any(vec![])]), false),
+                (MarkIf::Always, None, 0, true),
+                (MarkIf::Always, never.clone(), 0, false),
+                (MarkIf::Known, None, target, true),
+                (MarkIf::Known, None, 0, false),
+                (MarkIf::Known, None, target + 16, false),
+                (MarkIf::Known, None, target | 1 << 63, false),
+                (MarkIf::Known, never.clone(), target, false),
+                (MarkIf::Never, None, target, false),
+                (MarkIf::Never, never, target, false),
             ];
-            for (condition, is_marked) in cases {
-                let counts = Some(Counts::Mark(marks));
-                let mark = Program { point: Point::Tail, counts, ..entry_program() };
-                let mark = Program { condition: Some(condition), ..mark };
+            for (going, condition, known, is_marked) in cases {
+                let counts = Some(Counts::Mark(marks, going));
+                let mark = Program { point: Point::Tail, counts, condition, ..entry_program() };
+                place(target).store(known, Ordering::Relaxed);
                 let mark = guest.add(&mark, addressing, None);
                 let fields = vec![Field::Stack, Field::Target];
                 let before = Program { point: Point::Tail, fields, ..entry_program() };
@@ -252,7 +255,7 @@ fn calls_are_marked_by_where_they_go() {
                 guest.put(0, &code);
                 guest.set_site(0, &jump(guest.site(0), stub));
                 let site = guest.site(0);
-                let own = going(site, target);
+                let own = go(site, target);
                 // Also when the ring is full.
                 for round in 0..3000 {
                     let left = [0, own, own + 64][round % 3];
@@ -260,7 +263,7 @@ fn calls_are_marked_by_where_they_go() {
                     at = at.or_else(|| all.iter().position(|it| it.load(Ordering::Relaxed) == own));
                     let word = &all[at.unwrap()];
                     word.store(left, Ordering::Relaxed);
-                    assert_eq!(going(site, target), own);
+                    assert_eq!(go(site, target), own);
                     let expected = match (is_marked, left) {
                         (true, _) => own,
                         // Another call has left it, and nobody takes it for the mark of this one.
@@ -269,17 +272,10 @@ fn calls_are_marked_by_where_they_go() {
                     };
                     assert_eq!(word.swap(0, Ordering::Relaxed), expected, "{left:x}");
                 }
+                place(target).store(0, Ordering::Relaxed);
                 assert!(all.iter().all(|word| word.load(Ordering::Relaxed) == 0));
             }
         }
-    }
-    let target = |point, of: Program| {
-        Program { point, condition: Some(Condition::Test(Test::Target(0))), ..of }.check()
-    };
-    assert_eq!(target(Point::Tail, entry_program()), Ok(()));
-    for point in [Point::Entry, Point::Return] {
-        let refused = target(point, entry_program());
-        assert!(matches!(refused, Err(ProgramError::Condition(..))), "{refused:?}");
     }
 }
 

@@ -9,7 +9,7 @@ use crate::branch::{Branches, Way, branch_by_tests};
 use crate::condition::{Condition, Operand, Relation, Test, extended, of_text};
 use crate::displacement::small;
 use crate::family::{FAMILY, PID_BITS, Strangers};
-use crate::program::{Point, ProgramError};
+use crate::program::ProgramError;
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
 
 /// Loads a constant by as few instructions as usual ones take.
@@ -227,9 +227,6 @@ impl Tests<'_> {
                 constant(ops, T4, len.into());
                 let relation = if inside == when { Relation::Less } else { Relation::GreaterEqual };
                 jump(ops, T3, relation, false, target);
-            }
-            Test::Target(_) => {
-                return Err(ProgramError::Condition("is about what is not known", Point::Tail));
             }
             Test::Bytes { offset, ref bytes, equal } => {
                 let differ = if equal == when { ops.new_dynamic_label() } else { target };

@@ -90,7 +90,7 @@ pub(super) fn count(
             None
         }
         // There are no tail calls.
-        Counts::Untold(_) | Counts::Mark(_) => {
+        Counts::Untold(_) | Counts::Mark(..) => {
             return Err(ProgramError::Counts("is for jumps to other functions"));
         }
         Counts::End(calls, ended) => {

@@ -14,6 +14,7 @@ use crate::branch::branch;
 use crate::context::part;
 use crate::displacement::at;
 use crate::layout::{below, control};
+use crate::marks::MarkIf;
 use crate::program::{Code, Counts, Field, Last, Overflow, Point, Program, ProgramError, Read};
 use crate::reads::Reads;
 use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
@@ -41,10 +42,10 @@ pub fn compile(
     let ends = ops.new_dynamic_label();
     let point = program.point;
     let unmarked = match program.counts {
-        Some(Counts::Mark(marks)) => Some((marks, ops.new_dynamic_label())),
+        Some(Counts::Mark(marks, going)) => Some((marks, going, ops.new_dynamic_label())),
         _ => None,
     };
-    let not_meant = unmarked.map_or(ends, |(_, label)| label);
+    let not_meant = unmarked.map_or(ends, |(_, _, label)| label);
     let test = |ops: &mut Assembler| match (&program.condition, program.since) {
         (Some(condition), None) => {
             branch(&mut Tests { ops, values, point, timed: false }, condition, (not_meant, false))
@@ -92,7 +93,7 @@ pub fn compile(
             others = Some(end_sorted(&mut ops, point, (calls, ended))?);
         }
         (Some(Counts::Untold(calls)), _) => untold(&mut ops, calls)?,
-        (Some(Counts::Mark(marks)), _) => mark(&mut ops, marks)?,
+        (Some(Counts::Mark(marks, going)), _) => mark(&mut ops, (marks, going), not_meant)?,
         (None, Point::Tail) if since.is_some() => tail(&mut ops, program, &operands, values)?,
         (None, Point::Entry | Point::Tail) => {
             entry(&mut ops, program, &operands, values, &mut reads)?;
@@ -113,9 +114,13 @@ pub fn compile(
     }
     let ending = ops.offset().0;
     dynasm!(ops; .arch x64; =>ends; .bytes ENDING);
-    if let (Some((marks, label)), true) = (unmarked, program.condition.is_some()) {
+    if let Some((marks, going, label)) = unmarked
+        && going != MarkIf::Never
+        && (going == MarkIf::Known || program.condition.is_some())
+    {
         dynasm!(ops; .arch x64; =>label);
-        unmark(&mut ops, marks, ends)?;
+        unmark(&mut ops, marks)?;
+        dynasm!(ops; .arch x64; jmp =>ends);
     }
     if program.counts.is_none() {
         slow(&mut ops, &operands);

@@ -62,13 +62,6 @@ impl Branches for Tests<'_> {
                 let relation = if inside == when { Relation::Less } else { Relation::GreaterEqual };
                 jump(ops, relation, false, target);
             }
-            Test::Target(function) => {
-                let function = disp("a function", function.wrapping_add(values.slide))?;
-                // Stubs leave it there, and tests of what is known at a jump keep it.
-                dynasm!(ops; .arch x64; cmp r11, function);
-                let relation = if when { Relation::Equal } else { Relation::NotEqual };
-                jump(ops, relation, false, target);
-            }
             Test::Bytes { offset, ref bytes, equal } => {
                 task(ops, values)?;
                 let differ = if equal == when { ops.new_dynamic_label() } else { target };

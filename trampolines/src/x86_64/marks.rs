@@ -2,7 +2,7 @@
 
 use super::operands::{Assembler, disp};
 use crate::histogram::Calls;
-use crate::marks::{MARKS, Marks};
+use crate::marks::{MARKS, MarkIf, Marks};
 use crate::program::{Point, ProgramError};
 use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
 
@@ -10,36 +10,49 @@ const RSP: u8 = 4;
 const R11: u8 = 11;
 const LESS: i32 = Marks::LESS as i32;
 
-/// Leaves the number of the place of what is in this register in r10. Returns the table's displacement.
-fn place(ops: &mut Assembler, register: u8, marks: Marks) -> Result<i32, ProgramError> {
-    const SHIFT: i8 = 32 - Marks::BITS;
+/// Leaves the number of the place of what is in this register, of so many bits, in r10.
+fn place(ops: &mut Assembler, register: u8, bits: i8) {
+    let shift = 32 - bits;
     dynasm!(ops; .arch x64
         ; imul r10d, Rd(register), Calls::SPREAD
-        ; shr r10d, BYTE SHIFT
+        ; shr r10d, BYTE shift
     );
-    disp(MARKS, marks.address)
 }
 
-/// Marks a call that is left by a jump. r10 and the flags are lost.
-pub(super) fn mark(ops: &mut Assembler, marks: Marks) -> Result<(), ProgramError> {
-    let places = place(ops, RSP, marks)?;
+/// Marks a call that is left by a jump, or goes on at `unmarked`. r10 and the flags are lost.
+pub(super) fn mark(
+    ops: &mut Assembler,
+    (marks, going): (Marks, MarkIf),
+    unmarked: DynamicLabel,
+) -> Result<(), ProgramError> {
+    match going {
+        MarkIf::Always => {}
+        MarkIf::Known => {
+            place(ops, R11, Marks::TARGET_BITS);
+            let targets = disp(MARKS, marks.address.wrapping_add(Marks::TARGETS))?;
+            // Stubs leave there where it goes, and tests of what is known at a jump keep it.
+            dynasm!(ops; .arch x64; cmp [r10 * 8 + targets], r11; jne =>unmarked);
+        }
+        MarkIf::Never => {
+            dynasm!(ops; .arch x64; =>unmarked);
+            return unmark(ops, marks);
+        }
+    }
+    place(ops, RSP, Marks::BITS);
+    let places = disp(MARKS, marks.address)?;
     dynasm!(ops; .arch x64; mov [r10 * 8 + places], rsp);
     Ok(())
 }
 
-/// Takes back what may have been left by another call that was where this one is, and goes on at `ends`. r10 and the flags
-/// are lost.
-pub(super) fn unmark(
-    ops: &mut Assembler,
-    marks: Marks,
-    ends: DynamicLabel,
-) -> Result<(), ProgramError> {
-    let places = place(ops, RSP, marks)?;
+/// Takes back what may have been left by another call that was where this one is. r10 and the flags are lost.
+pub(super) fn unmark(ops: &mut Assembler, marks: Marks) -> Result<(), ProgramError> {
+    place(ops, RSP, Marks::BITS);
+    let places = disp(MARKS, marks.address)?;
     dynasm!(ops; .arch x64
         ; cmp [r10 * 8 + places], rsp
-        ; jne =>ends
+        ; jne >nothing
         ; mov QWORD [r10 * 8 + places], 0
-        ; jmp =>ends
+        ; nothing:
     );
     Ok(())
 }
@@ -57,7 +70,8 @@ pub(super) fn marked(
         dynasm!(ops; .arch x64; lea r11, [rsp - LESS]);
         R11
     };
-    let places = place(ops, key, marks)?;
+    place(ops, key, Marks::BITS);
+    let places = disp(MARKS, marks.address)?;
     dynasm!(ops; .arch x64
         ; cmp [r10 * 8 + places], Rq(key)
         ; jne =>ends

@@ -7,11 +7,11 @@
 use super::duties::Sets;
 use super::tracing::{Tracer, Tracing};
 use crate::kernel::{After, Coverage, Exit, ExitKind, Kernel};
-use crate::tracer::{Part, Tally};
+use crate::tracer::{Keeper, Part, Tally};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet};
-use vmtrace_trampolines::condition::Test;
-use vmtrace_trampolines::{Condition, Field};
+use vmtrace_trampolines::Field;
+use vmtrace_trampolines::marks::MarkIf;
 
 /// Who marks calls at which exits, and who sees by the ends of which functions those of its own.
 #[derive(Debug, Default)]
@@ -78,8 +78,8 @@ fn insert(list: &mut Vec<u8>, number: u8) -> bool {
     place.inspect_err(|&place| list.insert(place, number)).is_err()
 }
 
-/// Functions that a program compares the target of a jump with, at most.
-const MOST_TARGETS: usize = 32;
+/// Functions of a tracer's, at most: by chance a few of so many share a place in its table, and one of the two is not there.
+const MOST_TARGETS: usize = 256;
 
 /// Whose calls are marked at an exit; who only sees to it that nobody takes what another call has left for the mark of this
 /// one; and whose calls may end there although they are of other functions.
@@ -208,31 +208,26 @@ impl Aids {
     }
 
     /// A tracer's part where it marks calls that are left: of those that it records there.
-    pub(super) fn mark(&self, tracing: &Tracing, number: u8, exit: &Exit) -> Option<Part> {
+    pub(super) fn mark(tracing: &Tracing, number: u8, exit: &Exit) -> Option<Part> {
         let (tracer, wants) = tracing.numbered(number)?;
-        let own = wants.condition(exit.site as usize);
-        let condition = match exit.kind {
-            ExitKind::Indirect { .. } => {
-                let own_tests = own.iter().flat_map(Condition::tests).count();
-                let room = Condition::MAX_TESTS.saturating_sub(own_tests);
-                let targets = self.targets.get(&number)?.iter().take(room);
-                let any =
-                    Condition::Any(targets.map(|&it| Condition::Test(Test::Target(it))).collect());
-                Some(match own {
-                    Some(own) => Condition::All(vec![any, own]),
-                    None => any,
-                })
-            }
-            _ => own,
+        let condition = wants.condition(exit.site as usize);
+        let going = match exit.kind {
+            ExitKind::Indirect { .. } => MarkIf::Known,
+            _ => MarkIf::Always,
         };
-        Some(Part { tracer, condition, counts: Some(Tally::Mark), ..Part::default() })
+        Some(Part { tracer, condition, counts: Some(Tally::Mark(going)), ..Part::default() })
+    }
+
+    /// What [`Plan::targets`](super::plan::Plan::targets) are.
+    pub(super) fn targets(self) -> BTreeMap<Keeper, Vec<u64>> {
+        let keeper = |tracer| Part { tracer, ..Part::default() }.keeper();
+        self.targets.into_iter().map(|(tracer, targets)| (keeper(tracer), targets)).collect()
     }
 }
 
 /// A tracer's part where its calls go on in what ends are not seen of.
 pub(super) fn clear(tracer: u8) -> Part {
-    let never = Some(Condition::Any(Vec::new()));
-    Part { tracer, condition: never, counts: Some(Tally::Mark), ..Part::default() }
+    Part { tracer, counts: Some(Tally::Mark(MarkIf::Never)), ..Part::default() }
 }
 
 /// A tracer's part where calls end that it has marked.
@@ -351,7 +346,7 @@ mod tests {
             let those = |kind: fn(&Part) -> bool| {
                 duty.parts.iter().filter(|part| kind(part)).map(|part| part.tracer).collect()
             };
-            let marks = those(|part| part.counts == Some(Tally::Mark));
+            let marks = those(|part| matches!(part.counts, Some(Tally::Mark(_))));
             let ends = those(|part| part.aid);
             let records = those(|part| part.counts.is_none() && !part.aid);
             (exit, duty.point, [records, marks, ends])
@@ -445,29 +440,30 @@ mod tests {
             (7, Point::Tail, [one(), one(), none()]),
         ];
         assert_eq!(done(&plan), expected);
-        let test = |plan: &Plan, exit: usize| {
+        let keeper = Part::default().keeper();
+        let mark_if = |plan: &Plan, exit: usize| {
             let duty = plan.exits.iter().find(|(at, _)| *at == exit).unwrap().1;
             let parts = &plan.duties[duty as usize].parts;
-            let mark = parts.iter().find(|part| part.counts == Some(Tally::Mark)).unwrap();
-            mark.condition.clone()
-        };
-        let any = |targets: &[u64]| {
-            Some(Condition::Any(
-                targets.iter().map(|&it| Condition::Test(Test::Target(it))).collect(),
-            ))
+            parts.iter().find_map(|part| match part.counts {
+                Some(Tally::Mark(mark_if)) => Some(mark_if),
+                _ => None,
+            })
         };
         // By when they were seen: none makes room for another one.
-        assert_eq!(test(&plan, 0), any(&[400, 200]));
+        assert_eq!(plan.targets, BTreeMap::from([(keeper, vec![400, 200])]));
+        assert_eq!(mark_if(&plan, 0), Some(MarkIf::Known));
         assert_eq!(plan.exits[0].1, plan.exits[5].1, "a program for all");
-        // No more than a program compares with.
+        // No more than there is room for.
         let count = 2 + u32::try_from(MOST_TARGETS).unwrap();
-        let exits: Vec<_> =
-            [exit(1, INDIRECT, After::Nothing)].into_iter().chain((2..=count).map(ret)).collect();
+        let first = [exit(1, INDIRECT, After::Nothing)];
+        let exits: Vec<_> = first.into_iter().chain((2..=count).map(ret)).collect();
         let mut tracing = graph(&[&[1]]);
         tracing.learned = (2..=count).map(|to| (1, to)).collect();
         let plan = Plan::of(&tracing, &exits);
-        let targets: Vec<u64> = (2..count).map(|to| 100 * u64::from(to)).collect();
-        assert_eq!((test(&plan, 0), plan.exits.len()), (any(&targets), 1 + MOST_TARGETS));
+        assert_eq!(
+            (plan.targets[&keeper].len(), plan.exits.len()),
+            (MOST_TARGETS, 1 + MOST_TARGETS)
+        );
         // Who goes on where ends are not seen has no use for what another call has left, if there is anything.
         let exits = [
             exit(1, INDIRECT, After::Nothing),
@@ -480,9 +476,9 @@ mod tests {
         ];
         let mut tracing = graph(&[&[1, 4], &[5]]);
         let plan = Plan::of(&tracing, &exits);
-        assert_eq!((test(&plan, 0), test(&plan, 1), test(&plan, 2)), (any(&[]), any(&[]), None));
-        let marks = done(&plan).iter().filter(|(_, _, [_, marks, _])| !marks.is_empty()).count();
-        assert_eq!(marks, 3, "not where it goes on in its own");
+        let found = [0, 1, 2, 3].map(|exit| mark_if(&plan, exit));
+        let (always, never) = (Some(MarkIf::Always), Some(MarkIf::Never));
+        assert_eq!(found, [never, never, always, None], "not where it goes on in its own");
         tracing = graph(&[&[1, 3, 4], &[5]]);
         let plan = Plan::of(&tracing, &exits);
         assert!(!plan.duties.iter().flat_map(|duty| &duty.parts).any(Part::needs_marks));

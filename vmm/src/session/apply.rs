@@ -10,7 +10,7 @@ use crate::kernel::tracepoints::Hooks;
 use crate::kernel::{Exit, Exits};
 use crate::relay::{EventTarget, Targets, TracerName, nanoseconds};
 use crate::stream::Skipped;
-use crate::tracer::{AttachReport, Attachment, ExitSkip, Guest, Skip, TraceError};
+use crate::tracer::{AttachReport, Attachment, ExitSkip, Guest, Keeper, Skip, TraceError};
 use rustc_hash::FxHashSet;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -28,6 +28,8 @@ pub(super) struct Wanted {
     pub(super) switches: Vec<(usize, u16)>,
     /// Others of these, for which there is no stub.
     pub(super) stubless: Vec<usize>,
+    /// As in [`Plan::targets`].
+    pub(super) targets: BTreeMap<Keeper, Vec<u64>>,
 }
 
 /// Places of a plan with the programs that they are to call.
@@ -167,7 +169,7 @@ impl Controller {
         let plan = &*self.with_tables(attachment, plan)?;
         let programs = self.programs(ram, attachment, plan)?;
         let (mut told, mut words) = (Vec::new(), Vec::new());
-        let mut wanted = Wanted::default();
+        let mut wanted = Wanted { targets: plan.targets.clone(), ..Wanted::default() };
         if let Some(Places { sites, exits, rest }) = ahead {
             // The relay knows all the others.
             words.extend(attachment.stubs(ram, &self.kernel, &rest)?.into_iter().flatten());
@@ -251,6 +253,8 @@ impl Controller {
         attachment: &mut Attachment,
         wanted: &Wanted,
     ) -> Result<AttachReport, TraceError> {
+        // Not while their ends are given back.
+        attachment.mark_those_to(&wanted.targets, false);
         let changed = self.change_exits(ram, attachment, &wanted.exits);
         let again = match &changed {
             Ok(skipped) if self.learn_unheld(skipped) => {
@@ -265,6 +269,10 @@ impl Controller {
             }
             _ => None,
         };
+        let changed = match &again {
+            Some(again) => self.change_exits(ram, attachment, &again.exits),
+            None => changed,
+        };
         let wanted = again.as_ref().unwrap_or(wanted);
         if attachment.counters().tell_shared() {
             self.note(
@@ -277,6 +285,9 @@ impl Controller {
         }
         let switches_skipped = self.change_switches(ram, attachment, &wanted.switches)?;
         self.switches_skipped(attachment, &switches_skipped, &wanted.stubless);
+        if changed.is_ok() {
+            attachment.mark_those_to(&wanted.targets, true);
+        }
         let (leave, take) = if attachment.held() == 0 {
             (Vec::new(), Cow::Borrowed(&wanted.sites))
         } else {

@@ -462,6 +462,7 @@ mod tests {
             sites: sites.to_vec(),
             exits: exits.to_vec(),
             events: Vec::new(),
+            ..Plan::default()
         };
         let before = plan(&[(5, 1), (6, 1), (9, 4)], &[(10, 2), (11, 3)]).keepers();
         let [one, two] = [1, 2].map(Keeper::Tracer);

@@ -117,7 +117,6 @@ fn known(test: &Test) -> Known {
         Test::Number { operand: Operand::Value { .. } | Operand::Duration, .. } => Known::End,
         Test::Number { operand: Operand::Task(_), .. }
         | Test::Caller { .. }
-        | Test::Target(_)
         | Test::Bytes { .. }
         | Test::Followed { .. } => Known::Anywhere,
     }

@@ -24,6 +24,8 @@ pub struct Plan {
     pub exits: Vec<(usize, u32)>,
     /// Events (indices into [`Tracing::events`]) with that of theirs.
     pub events: Vec<(usize, u32)>,
+    /// Functions (link addresses) in which calls of these go on that are marked, at jumps through pointers.
+    pub targets: BTreeMap<Keeper, Vec<u64>>,
 }
 
 impl Plan {
@@ -155,7 +157,7 @@ impl Plan {
             let aided = [marking, clearing, *ending].map(|numbers| sets.id(numbers));
             let duty = || {
                 let Duty { point, mut parts } = leave(tracing, sets.get(set), exit, (way, going));
-                parts.extend(marking.iter().filter_map(|&it| aids.mark(tracing, it, exit)));
+                parts.extend(marking.iter().filter_map(|&it| Aids::mark(tracing, it, exit)));
                 parts.extend(clearing.iter().map(|&number| aids::clear(number)));
                 let others = ending.iter().filter(|it| !sets.get(set).contains(it));
                 parts.extend(others.map(|&number| aids::end(number)));
@@ -185,6 +187,7 @@ impl Plan {
             plan.exits.push((index, duty));
         }
         plan.duties = duties.all;
+        plan.targets = aids.targets();
         plan
     }
 
@@ -246,7 +249,7 @@ impl Plan {
             places.iter().filter_map(|&(place, of)| Some((place, duty(of)?))).collect()
         };
         let [sites, exits, events] = [&self.sites, &self.exits, &self.events].map(|it| those(it));
-        Self { duties: duties.all, sites, exits, events }
+        Self { duties: duties.all, sites, exits, events, targets: self.targets.clone() }
     }
 
     /// The sites alone.

@@ -8,6 +8,7 @@ pub(super) use numbers::Programs;
 
 use super::counters::{Keeper, Kind};
 use vmtrace_trampolines::histogram::{Calls, Sorted};
+use vmtrace_trampolines::marks::MarkIf;
 #[cfg(doc)]
 use vmtrace_trampolines::marks::Marks;
 use vmtrace_trampolines::nesting::Call;
@@ -94,8 +95,8 @@ pub enum Tally {
         /// Whether its beginning was kept.
         timed: bool,
     },
-    /// Nothing: a call goes on in another function whose end is [its own](Part::aid).
-    Mark,
+    /// Nothing: a call goes on in another function whose end is [its own](Part::aid), if it is one of these.
+    Mark(MarkIf),
 }
 
 /// By what calls are sorted when they end.
@@ -122,7 +123,7 @@ impl Tally {
             | Self::End(_)
             | Self::Open(_)
             | Self::Untold { .. }
-            | Self::Mark => None,
+            | Self::Mark(_) => None,
         }
     }
 
@@ -141,7 +142,7 @@ impl Tally {
             | Self::End(_)
             | Self::Open(_)
             | Self::Untold { .. }
-            | Self::Mark => self,
+            | Self::Mark(_) => self,
         }
     }
 
@@ -185,7 +186,7 @@ impl Part {
     /// Whether its program makes or takes [marks](Marks).
     #[must_use]
     pub fn needs_marks(&self) -> bool {
-        self.aid || self.counts == Some(Tally::Mark)
+        self.aid || matches!(self.counts, Some(Tally::Mark(_)))
     }
 
     /// Whether its program needs what is kept of [open calls](Calls), without histograms.

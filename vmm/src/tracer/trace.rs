@@ -3,7 +3,7 @@
 use super::annex::{Addressing, Layout, Memory};
 use super::arch::{GuestCode, Hook, Installed, Options};
 use super::changes::Changes;
-use super::counters::{Counters, Kind, SiteTables};
+use super::counters::{Counters, Keeper, Kind, SiteTables};
 use super::dispatch;
 use super::edit::{Restored, SkipReason};
 use super::error::TraceError;
@@ -23,6 +23,7 @@ use super::tasks::{self, Tasks};
 use super::tracepoints::Points;
 use super::view::View;
 use crate::kernel::{Exits, Kernel};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vmtrace_trampolines::{Condition, Field, Overflow, Program};
@@ -276,6 +277,13 @@ impl Attachment {
     /// The tables in which programs count.
     pub fn counters(&mut self) -> &mut Counters {
         &mut self.counters
+    }
+
+    /// The same as [`Counters::mark_those_to`] with link addresses. All vCPUs are paused.
+    pub fn mark_those_to(&self, targets: &BTreeMap<Keeper, Vec<u64>>, all: bool) {
+        let at = |list: &Vec<u64>| list.iter().map(|&link| self.image.runtime(link)).collect();
+        let targets = targets.iter().map(|(&keeper, list)| (keeper, at(list))).collect();
+        self.counters.mark_those_to(&targets, all);
     }
 
     /// All that is done at a site that calls a program, by the programs' numbers.

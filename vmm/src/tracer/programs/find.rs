@@ -59,7 +59,7 @@ impl Find for Tables<'_> {
                 let counter = self.counters.find_stop(number).filter(|_| !self.trap.is_empty())?;
                 Some(Counts::Down { number, counter, trap: self.trap })
             }
-            Tally::Mark => Some(Counts::Mark(self.marks(keeper)?)),
+            Tally::Mark(going) => Some(Counts::Mark(self.marks(keeper)?, going)),
             Tally::Nothing => Some(Counts::Nothing),
             Tally::Forget => Some(Counts::Forget),
             Tally::Follow { argument, pid, inside } => {
