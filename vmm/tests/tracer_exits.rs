@@ -31,7 +31,7 @@ fn patch_alternatives(fake: &Fake, thunk: Option<&str>) {
         fake.write_u64(fake.symbol("x86_return_thunk"), address).unwrap();
     }
     for exit in fake.kernel.exits().unwrap().all() {
-        if exit.kind.returns() {
+        if exit.kind == ExitKind::Return {
             let bytes = thunk.map_or(RETURN, |thunk| jump(exit.address, fake.link(thunk)));
             fake.write(fake.at(exit.address), &bytes).unwrap();
         }
@@ -52,7 +52,7 @@ fn programs(fake: &Fake, attachment: &mut Attachment) -> [u16; 2] {
 }
 
 fn plan(exits: &[Exit], [ends, tails]: [u16; 2]) -> Vec<(usize, u16)> {
-    let program = |exit: &Exit| if exit.kind.returns() { ends } else { tails };
+    let program = |exit: &Exit| if exit.kind == ExitKind::Return { ends } else { tails };
     exits.iter().enumerate().map(|(index, exit)| (index, program(exit))).collect()
 }
 
@@ -70,7 +70,7 @@ fn assert_leads_to_its_stub(fake: &Fake, exit: &Exit, word: u32, name: &str) {
     let stub = leads(0xe9, exit.address, &site);
     let code = annex(fake, stub, 10);
     match exit.kind {
-        ExitKind::Return | ExitKind::StaticCall => {
+        ExitKind::Return => {
             let names = u32::from_le_bytes(code[1..5].try_into().unwrap());
             assert_eq!((code[0], u64::from(names)), (0xb9, exit.address & 0xffff_ffff));
             assert_eq!(word, names, "{name}");
@@ -178,7 +178,7 @@ fn held_exits_change_their_programs() {
             let code = annex(&fake, stub, 16);
             // It goes on as the exit did, not by a stub of ours.
             let on = match exit.kind {
-                ExitKind::Return | ExitKind::StaticCall => continue,
+                ExitKind::Return => continue,
                 ExitKind::Jump { .. } => leads(0xe9, stub + 5, &code[5..]),
                 ExitKind::Indirect { register: 10, .. } => leads(0xe9, stub + 11, &code[11..]),
                 ExitKind::Indirect { .. } => leads(0xe9, stub + 8, &code[8..]),
@@ -210,9 +210,8 @@ fn stubs_that_are_made_ahead_are_those_that_are_needed() {
         let mut attachment = fake.attach();
         let plan = plan(exits, programs(&fake, &mut attachment));
         let ahead = attachment.stubs(&fake, &fake.kernel, &plan).unwrap();
-        let waits = |&&(index, _): &&(usize, u16)| {
-            matches!(exits[index].kind, ExitKind::Indirect { .. } | ExitKind::StaticCall)
-        };
+        let waits =
+            |&&(index, _): &&(usize, u16)| matches!(exits[index].kind, ExitKind::Indirect { .. });
         for (place, word) in plan.iter().zip(&ahead) {
             assert_ne!(word.is_some(), waits(&place), "{name}: {:?}", exits[place.0]);
         }

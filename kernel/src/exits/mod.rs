@@ -59,7 +59,7 @@ impl Exit {
     /// How many bytes its instruction has in the image of an x86-64 kernel.
     pub fn size(&self) -> u8 {
         match self.kind {
-            ExitKind::Return | ExitKind::StaticCall | ExitKind::Jump { .. } => 5,
+            ExitKind::Return | ExitKind::Jump { .. } => 5,
             ExitKind::Indirect { len, .. } => len,
         }
     }
@@ -71,10 +71,6 @@ pub enum ExitKind {
     /// A return. On x86-64 5 bytes that `.return_sites` names, `jmp __x86_return_thunk` in the
     /// image; on riscv64 a `ret`.
     Return,
-    /// A tail call of 5 bytes by a static call of security modules, which the kernel directs once, before it runs `init`: to
-    /// a return where there is no such module. With one there is nothing to hook (x86-64; security/security.c,
-    /// `LSM_STATIC_CALL`; arch/x86/kernel/static_call.c).
-    StaticCall,
     /// A tail call: a 5-byte jump to the beginning of a function.
     Jump {
         /// Link address of that function.
@@ -87,14 +83,6 @@ pub enum ExitKind {
         /// Bytes of the jump, 5, or 6 with its prefix.
         len: u8,
     },
-}
-
-impl ExitKind {
-    /// Whether it is a return, or one that the kernel makes when it starts if it can be used at all.
-    #[must_use]
-    pub fn returns(self) -> bool {
-        matches!(self, Self::Return | Self::StaticCall)
-    }
 }
 
 /// How much of a function's exits is known.

@@ -124,9 +124,6 @@ fn text(kernel: &Kernel) -> Result<(Range<u64>, &[u8]), KernelError> {
     Ok((range, bytes))
 }
 
-/// Trampolines of static calls that are directed once.
-const FIXED_CALLS: &str = "__SCT__lsm_static_call_";
-
 /// Judges the branches that leave pieces of code.
 struct Finder<'a> {
     kernel: &'a Kernel,
@@ -218,15 +215,7 @@ impl Finder<'_> {
             (_, Kind::Cold | Kind::Padding) => Verdict::Missing(Missing::StrayJump),
             (How::Conditional, _) => Verdict::Missing(Missing::ConditionalJump),
             (How::Short, _) => Verdict::Missing(Missing::ShortJump),
-            (_, Kind::StaticCall) => {
-                let is_fixed = symbols.names_at(target).any(|name| name.starts_with(FIXED_CALLS));
-                match self.depth(edge.from) {
-                    Some(Depth::Entry) if is_fixed && edge.len == 5 => {
-                        Verdict::Exit(ExitKind::StaticCall)
-                    }
-                    _ => Verdict::Missing(Missing::StaticCall),
-                }
-            }
+            (_, Kind::StaticCall) => Verdict::Missing(Missing::StaticCall),
             (_, Kind::Thunk(register)) => self.indirect(edge, register),
             (_, Kind::Code) if target == self.thunk => match self.returns.binary_search(&edge.from)
             {
@@ -257,9 +246,7 @@ impl Finder<'_> {
 
     /// What must hold for an exit to be written over.
     fn check(&self, edge: &Edge, kind: ExitKind, sweep: &Sweep<'_>) -> Verdict {
-        let is_own = kind == ExitKind::StaticCall
-            && self.patches.static_calls.binary_search(&edge.from).is_ok();
-        if !is_own && self.patches.bytes.any(edge.from, edge.len) {
+        if self.patches.bytes.any(edge.from, edge.len) {
             return Verdict::Missing(Missing::Replaced);
         }
         if sweep.targets.any(edge.from.wrapping_add(1), edge.len - 1) {

@@ -103,7 +103,7 @@ impl Aids {
         sets: &Sets,
     ) -> Self {
         let mut aids = Self::default();
-        if !tracing.wants_aid() {
+        if !tracing.present().any(|(_, tracer)| tracer.wants_aid()) {
             return aids;
         }
         let exits = with_site(exits);
@@ -199,7 +199,7 @@ impl Aids {
         };
         let ending = match (exit.kind, exit.after) {
             (ExitKind::Return, After::Group(group)) => self.groups.get(&group),
-            (ExitKind::Return | ExitKind::StaticCall, _) | (ExitKind::Jump { .. }, After::Leaf) => {
+            (ExitKind::Return, _) | (ExitKind::Jump { .. }, After::Leaf) => {
                 self.sites.get(&exit.site)
             }
             _ => None,
@@ -236,11 +236,6 @@ pub(super) fn end(tracer: u8) -> Part {
 }
 
 impl Tracing {
-    /// Whether a tracer sees ends of its calls by those of others.
-    pub(super) fn wants_aid(&self) -> bool {
-        self.present().any(|(_, tracer)| tracer.wants_aid())
-    }
-
     /// Whether a tracer sees calls of a function (site) end by those of others, and has not those of another one.
     pub(super) fn lacks_ends(&self, function: u32, of: u32) -> bool {
         let has = |tracer: &Tracer, site: u32| tracer.sites.binary_search(&(site as usize)).is_ok();
@@ -318,7 +313,7 @@ mod tests {
     fn exit(site: u32, kind: ExitKind, after: After) -> Exit {
         let function = 100 * u64::from(site);
         let at = match kind {
-            ExitKind::Return | ExitKind::StaticCall => 1,
+            ExitKind::Return => 1,
             ExitKind::Jump { target } => target / 100 + 2,
             ExitKind::Indirect { .. } => 99,
         };

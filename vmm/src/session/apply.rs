@@ -305,17 +305,14 @@ impl Controller {
         report
     }
 
-    /// Calls that are left at these exits are open for ever, to tracers of parts of the call tree, and are not seen to end by
-    /// those that look for it elsewhere. Whether that is news.
+    /// Calls that are left at these exits are open for ever, to tracers of parts of the call tree. Whether that is news.
     pub(super) fn learn_unheld(&mut self, skips: &[ExitSkip]) -> bool {
-        if skips.is_empty() || !self.tracing.is_limited() && !self.tracing.wants_aid() {
+        if skips.is_empty() || !self.tracing.is_limited() {
             return false;
         }
         let mut sites = self.left_at(skips);
         sites.sort_unstable();
-        let before = self.tracing.unheld.len();
-        self.tracing.unheld.extend(sites.iter().copied());
-        let (mut news, mut roots) = (self.tracing.unheld.len() > before, Vec::new());
+        let (mut news, mut roots) = (false, Vec::new());
         for tracer in self.tracing.tracers.iter_mut().flatten() {
             let Tracer { sites: own, limits, .. } = tracer;
             let before = limits.endless_roots();

@@ -231,7 +231,6 @@ impl Controller {
         let is_whole = |site: u32| {
             let exits = self.kernel.exits();
             exits.is_ok_and(|exits| exits.coverage(site as usize) == Coverage::Whole)
-                && !self.tracing.unheld.contains(&(site as usize))
         };
         let exits = self.wanted_exits();
         let plan = Plan::with_modules(&self.tracing, &self.module_exits, exits, &is_whole);

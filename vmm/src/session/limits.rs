@@ -225,7 +225,7 @@ impl Entered {
     pub(super) fn going(&self, exit: &Exit, of_module: bool) -> Going {
         let Some(known) = &self.0 else { return Going::Ends };
         match exit.kind {
-            ExitKind::Return | ExitKind::StaticCall => Going::Ends,
+            ExitKind::Return => Going::Ends,
             ExitKind::Indirect { .. } => Going::Anywhere,
             ExitKind::Jump { .. } if exit.after.group().is_some() => Going::Aided,
             ExitKind::Jump { .. } if of_module => Going::Anywhere,

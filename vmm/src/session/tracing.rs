@@ -11,7 +11,6 @@ use crate::kernel::Kernel;
 use crate::relay::Values;
 use crate::serve::Globs;
 use crate::tracer::{Keeper, Part, Tally};
-use std::collections::BTreeSet;
 use vmtrace_trampolines::{Condition, Field, Overflow};
 
 /// In place of a tracer's number: no record is on its account.
@@ -143,8 +142,6 @@ pub struct Tracing {
     pub returns_of_modules: Vec<String>,
     /// Functions (sites), each with another one in which calls of it were seen to go on by a jump through a pointer.
     pub learned: Vec<(u32, u32)>,
-    /// Functions (sites) of which not all known exits can be held.
-    pub unheld: BTreeSet<usize>,
     /// Events of tracepoints, each of another one, or of other system calls.
     pub events: Vec<TracedEvent>,
     /// What they were asked for by: modules that come later may have others.
@@ -180,7 +177,6 @@ impl Tracing {
             returns: Vec::new(),
             returns_of_modules: Vec::new(),
             learned: Vec::new(),
-            unheld: BTreeSet::new(),
             events: Vec::new(),
             patterns: Patterns::default(),
             events_if: None,
@@ -313,7 +309,6 @@ pub(super) mod tests {
             returns: Vec::new(),
             returns_of_modules: Vec::new(),
             learned: Vec::new(),
-            unheld: BTreeSet::new(),
             events: Vec::new(),
             patterns: Patterns::default(),
             events_if: None,

@@ -18,7 +18,7 @@ impl Way {
     pub(super) fn of(exit: &Exit) -> Self {
         match exit.kind {
             ExitKind::Return if exit.site == Exit::NO_SITE => Self::Aid,
-            ExitKind::Return | ExitKind::StaticCall => Self::Return,
+            ExitKind::Return => Self::Return,
             ExitKind::Jump { .. } => Self::Jump,
             ExitKind::Indirect { .. } => Self::Indirect,
         }

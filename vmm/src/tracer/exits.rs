@@ -62,7 +62,7 @@ impl ExitWord {
     pub(super) fn new(word: u32, exit: &Exit) -> Self {
         let target = match exit.kind {
             ExitKind::Jump { target } => target,
-            ExitKind::Return | ExitKind::StaticCall | ExitKind::Indirect { .. } => 0,
+            ExitKind::Return | ExitKind::Indirect { .. } => 0,
         };
         let is_aid = exit.site == Exit::NO_SITE;
         Self { word, function: exit.function, target, after: exit.after, is_aid }

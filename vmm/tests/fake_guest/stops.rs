@@ -25,7 +25,7 @@ pub(crate) fn assert_ends_stop(fake: &Fake, mut attachment: Attachment, name: &s
     });
     let prepared: Vec<_> = prepared.map(|(index, exit)| (index, *exit)).collect();
     let points: HashSet<Point> = [Point::Return, Point::Tail].into();
-    let point = |kind: ExitKind| if kind.returns() { Point::Return } else { Point::Tail };
+    let point = |kind: ExitKind| if kind == ExitKind::Return { Point::Return } else { Point::Tail };
     let is_there = |wanted: &&Point| prepared.iter().any(|(_, exit)| point(exit.kind) == **wanted);
     let mut traps = 0;
     for &wanted in points.iter().filter(is_there) {

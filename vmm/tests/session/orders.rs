@@ -19,13 +19,12 @@ const RETURN: [u8; 5] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
 /// As a kernel leaves its returns whose processor needs no thunk, when it patches alternatives.
 fn patch(vm: &FakeVm) {
     for exit in vm.fake.kernel.exits().unwrap().all() {
-        if exit.kind.returns() {
+        if exit.kind == ExitKind::Return {
             let found = vm.fake.read_vec(vm.fake.at(exit.address), RETURN.len());
-            let is_fixed = exit.kind == ExitKind::StaticCall;
             let thunk = found[0] == 0xe9 && {
                 let distance = i32::from_le_bytes(found[1..].try_into().unwrap());
                 let to = (exit.address + 5).wrapping_add_signed(distance.into());
-                is_fixed || to == vm.fake.link("__x86_return_thunk")
+                to == vm.fake.link("__x86_return_thunk")
             };
             assert!(thunk, "{exit:?} holds {found:02x?}");
             vm.fake.ram().write(vm.fake.at(exit.address), &RETURN).unwrap();

@@ -254,7 +254,6 @@ impl Args {
             returns,
             returns_of_modules: self.returns.clone(),
             learned: Vec::new(),
-            unheld: BTreeSet::new(),
             events,
             patterns,
             events_if,

@@ -90,10 +90,8 @@ pub(super) fn form(
     let address = image.runtime(exit.address);
     let jumps_to = site::jump_of_word(address, found);
     let form = match exit.kind {
-        kind if kind.returns() && found == site::RETURN_WORD => Some(Form::Return),
-        ExitKind::Return | ExitKind::StaticCall => {
-            jumps_to.filter(|_| jumps_to == thunk).map(|_| Form::Return)
-        }
+        ExitKind::Return if found == site::RETURN_WORD => Some(Form::Return),
+        ExitKind::Return => jumps_to.filter(|_| jumps_to == thunk).map(|_| Form::Return),
         // Or to a stub of ours that goes on there: where the guest stops for its modules, and such.
         ExitKind::Jump { target } => {
             jumps_to.filter(|to| *to == image.runtime(target) || stops.contains(to)).map(Form::Jump)
@@ -179,7 +177,7 @@ pub(super) fn put_stub(
 /// What records of an exit with a stub at `at` say.
 pub(super) fn named(image: &Image, exit: &Exit, at: u64) -> ExitWord {
     let names = match exit.kind {
-        ExitKind::Return | ExitKind::StaticCall => image.runtime(exit.address),
+        ExitKind::Return => image.runtime(exit.address),
         ExitKind::Jump { .. } => at + site::LEN as u64,
         ExitKind::Indirect { .. } => at + compiler::INDIRECT_CALL,
     };

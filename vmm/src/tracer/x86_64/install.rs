@@ -420,10 +420,7 @@ impl GuestCode for Code {
                             None if !self.settled && exit.kind == ExitKind::Return => Form::Return,
                             // Which way it goes is not known yet.
                             None if !self.settled
-                                && matches!(
-                                    exit.kind,
-                                    ExitKind::Indirect { .. } | ExitKind::StaticCall
-                                ) =>
+                                && matches!(exit.kind, ExitKind::Indirect { .. }) =>
                             {
                                 return None;
                             }
