@@ -269,10 +269,6 @@ impl Controller {
             }
             _ => None,
         };
-        let changed = match &again {
-            Some(again) => self.change_exits(ram, attachment, &again.exits),
-            None => changed,
-        };
         let wanted = again.as_ref().unwrap_or(wanted);
         if attachment.counters().tell_shared() {
             self.note(
