@@ -336,6 +336,36 @@ fn nearly_all_functions_are_covered() {
     });
 }
 
+/// If one were something else, an end would not be seen that is taken to be; if there were none, ends that are seen would be
+/// taken not to be.
+#[test]
+fn calls_of_security_modules_are_told_with_all_else_known() {
+    each(|cached| {
+        let (kernel, exits) = (&cached.kernel, cached.exits());
+        let calls = exits.fixed_calls();
+        assert!(calls.is_sorted(), "{}", cached.name);
+        for &(site, address) in calls {
+            let function = &kernel.sites()[site as usize];
+            let told = exits.coverage(site as usize);
+            let partly = told == Coverage::Partial(Missing::StaticCall);
+            assert!(partly || told == Coverage::None(Missing::StaticCall), "{told:?}");
+            let code = kernel.bytes(address, 5).unwrap();
+            let target = relative(address + 5, &code[1..]);
+            let name = kernel.symbols().names_at(target).next().unwrap();
+            assert!(code[0] == 0xe9 && name.starts_with("__SCT__lsm_static_call_"), "{name}");
+            let (_, start) = kernel.symbols().lookup(address).unwrap();
+            assert!(start == function.entry || address > function.entry, "{address:x}");
+        }
+        let count = calls.chunk_by(|a, b| a.0 == b.0).count();
+        println!("{}: {count} functions, {} calls", cached.name, calls.len());
+        // Security modules are called so since Linux 6.12.
+        assert!(if cached.name == "x86_64-6.1" { count == 0 } else { count > 200 }, "{count}");
+        let permission = kernel.site_of("security_inode_permission").unwrap() as u32;
+        let is_told = calls.iter().any(|&(site, _)| site == permission);
+        assert_eq!(is_told, cached.name != "x86_64-6.1", "{}", cached.name);
+    });
+}
+
 /// If it were slow, every start of a tracer would wait for it.
 #[test]
 fn it_takes_well_under_a_second() {

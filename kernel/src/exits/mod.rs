@@ -186,6 +186,7 @@ pub struct Exits {
     /// For each site what is missing, if anything.
     missing: Vec<Option<Missing>>,
     returns: ReturnStats,
+    fixed_calls: Vec<(u32, u64)>,
 }
 
 impl Exits {
@@ -210,6 +211,13 @@ impl Exits {
         }
     }
 
+    /// Functions (sites) of which only static calls for security modules are missing, with the addresses of these, in order.
+    /// The kernel directs them once, before it patches its alternatives: to a return where it has no such module, which then
+    /// is never executed (security/security.c, `LSM_STATIC_CALL`; since Linux 6.12).
+    pub fn fixed_calls(&self) -> &[(u32, u64)] {
+        &self.fixed_calls
+    }
+
     /// What became of the kernel's list of returns (x86-64; else all zero).
     pub fn returns(&self) -> ReturnStats {
         self.returns
@@ -224,7 +232,7 @@ impl Exits {
             next += list[next..].iter().take_while(|exit| index(exit.site.into()) < site).count();
             starts.push(u32::try_from(next).unwrap_or(u32::MAX));
         }
-        Self { list, starts, missing, returns }
+        Self { list, starts, missing, returns, fixed_calls: Vec::new() }
     }
 }
 

@@ -55,6 +55,7 @@ pub(super) fn find(kernel: &Kernel) -> Result<Exits, KernelError> {
         thunk,
         list: Vec::new(),
         missing: vec![None; kernel.sites().len()],
+        fixed: Vec::new(),
     };
     finder.run(&sweep);
     finder.follow(&sweep);
@@ -124,6 +125,9 @@ fn text(kernel: &Kernel) -> Result<(Range<u64>, &[u8]), KernelError> {
     Ok((range, bytes))
 }
 
+/// Trampolines of static calls that are directed once.
+const FIXED_CALLS: &str = "__SCT__lsm_static_call_";
+
 /// Judges the branches that leave pieces of code.
 struct Finder<'a> {
     kernel: &'a Kernel,
@@ -139,6 +143,8 @@ struct Finder<'a> {
     thunk: u64,
     list: Vec<Exit>,
     missing: Vec<Option<Missing>>,
+    /// Static calls that are directed once, by site.
+    fixed: Vec<(u32, u64)>,
 }
 
 /// What a branch is.
@@ -147,6 +153,8 @@ enum Verdict {
     Nothing,
     Exit(ExitKind),
     Missing(Missing),
+    /// A static call that is directed once.
+    Fixed,
 }
 
 impl Finder<'_> {
@@ -170,6 +178,7 @@ impl Finder<'_> {
                     self.list.push(Exit { address, function, site, kind, after });
                 }
                 Verdict::Missing(missing) => self.miss(site, missing),
+                Verdict::Fixed => self.fixed.push((site, edge.from)),
             }
         }
     }
@@ -215,7 +224,14 @@ impl Finder<'_> {
             (_, Kind::Cold | Kind::Padding) => Verdict::Missing(Missing::StrayJump),
             (How::Conditional, _) => Verdict::Missing(Missing::ConditionalJump),
             (How::Short, _) => Verdict::Missing(Missing::ShortJump),
-            (_, Kind::StaticCall) => Verdict::Missing(Missing::StaticCall),
+            (_, Kind::StaticCall) => {
+                let is_fixed = symbols.names_at(target).any(|name| name.starts_with(FIXED_CALLS));
+                let is_listed = self.patches.static_calls.binary_search(&edge.from).is_ok();
+                match self.depth(edge.from) {
+                    Some(Depth::Entry) if is_fixed && is_listed && edge.len == 5 => Verdict::Fixed,
+                    _ => Verdict::Missing(Missing::StaticCall),
+                }
+            }
             (_, Kind::Thunk(register)) => self.indirect(edge, register),
             (_, Kind::Code) if target == self.thunk => match self.returns.binary_search(&edge.from)
             {
@@ -309,6 +325,14 @@ impl Finder<'_> {
                 self.missing[i] = Some(Missing::Dead);
             }
         }
-        Exits::new(self.list, self.missing, stats)
+        let missing = |site: u32| self.missing.get(index(site.into())).copied().flatten();
+        self.fixed.retain(|&(site, _)| missing(site).is_none());
+        self.fixed.sort_unstable();
+        for &(site, _) in &self.fixed {
+            if let Some(place) = self.missing.get_mut(index(site.into())) {
+                *place = Some(Missing::StaticCall);
+            }
+        }
+        Exits { fixed_calls: self.fixed, ..Exits::new(self.list, self.missing, stats) }
     }
 }

@@ -6,7 +6,7 @@
 
 use super::duties::Sets;
 use super::tracing::{Tracer, Tracing};
-use crate::kernel::{After, Coverage, Exit, ExitKind, Kernel};
+use crate::kernel::{After, Coverage, Exit, ExitKind, Exits, Kernel};
 use crate::tracer::{Keeper, Part, Tally};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet};
@@ -103,7 +103,7 @@ impl Aids {
         sets: &Sets,
     ) -> Self {
         let mut aids = Self::default();
-        if !tracing.present().any(|(_, tracer)| tracer.wants_aid()) {
+        if !tracing.wants_aid() {
             return aids;
         }
         let exits = with_site(exits);
@@ -235,7 +235,18 @@ pub(super) fn end(tracer: u8) -> Part {
     Part { tracer, fields: vec![Field::Stack], aid: true, ..Part::default() }
 }
 
+/// Whether all ends of the function at a site are seen, if static calls for security modules are returns in this guest.
+pub(super) fn is_whole(exits: &Exits, site: u32) -> bool {
+    let is_fixed = |site| exits.fixed_calls().binary_search_by_key(&site, |&(it, _)| it).is_ok();
+    exits.coverage(site as usize) == Coverage::Whole || is_fixed(site)
+}
+
 impl Tracing {
+    /// Whether a tracer sees ends of its calls by those of others.
+    pub(super) fn wants_aid(&self) -> bool {
+        self.present().any(|(_, tracer)| tracer.wants_aid())
+    }
+
     /// Whether a tracer sees calls of a function (site) end by those of others, and has not those of another one.
     pub(super) fn lacks_ends(&self, function: u32, of: u32) -> bool {
         let has = |tracer: &Tracer, site: u32| tracer.sites.binary_search(&(site as usize)).is_ok();
@@ -255,7 +266,7 @@ impl Tracing {
             let entry = |site: &usize| kernel.sites().get(*site).map(|site| site.entry);
             let traced: FxHashSet<u64> = tracer.sites.iter().filter_map(entry).collect();
             let has = |site: u32| tracer.sites.binary_search(&(site as usize)).is_ok();
-            let is_whole = |site: u32| exits.coverage(site as usize) == Coverage::Whole;
+            let is_whole = |site: u32| is_whole(exits, site);
             let whole = |site: &&usize| exits.coverage(**site) == Coverage::Whole;
             for &site in tracer.sites.iter().filter(whole) {
                 let jumps = exits.of(site).iter().filter_map(goes_to);

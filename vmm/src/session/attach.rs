@@ -27,10 +27,12 @@ use super::plan::Plan;
 use super::room;
 use super::tripwires::Purpose;
 use super::vm::{Paused, Vm};
+use crate::kernel::Exits;
 use crate::machine::{MachineError, TRAP_INSTRUCTION};
 use crate::relay::{self, ExitReader, Relay, Setup, Targets};
 use crate::stream::{Context, Header, Initcall, MarkKind};
-use crate::tracer::{Attachment, ExitPlan, Image, Options};
+use crate::tracer::{Attachment, ExitPlan, Guest, Image, Options};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -201,6 +203,9 @@ impl Controller {
         self.disarm(machine, &paused, address);
         let ram = machine.ram();
         let mut settled = attachment.settle(ram, &self.kernel).map_err(Into::into);
+        if settled.is_ok() {
+            self.look_at_fixed_calls(ram, &attachment);
+        }
         let waits = !plan.exits.is_empty() || self.tracing.waits_for_alternatives();
         if from.is_none() && waits {
             // Nobody has seen ends before.
@@ -220,6 +225,28 @@ impl Controller {
         self.stage = Stage::Attached { attachment, from };
         self.account(paused, MarkKind::Filter, text);
         Ok(true)
+    }
+
+    /// Where a security module is called last, a function is left for it, and who has jumped to that function is not seen to
+    /// end.
+    fn look_at_fixed_calls(&mut self, ram: &dyn Guest, attachment: &Attachment) {
+        let calls = self.kernel.exits().map(Exits::fixed_calls).unwrap_or_default();
+        let jumps = calls.iter().filter(|&&(_, address)| !attachment.is_return(ram, address));
+        let directed: BTreeSet<u32> = jumps.map(|&(site, _)| site).collect();
+        let is_news = directed != self.tracing.directed && self.tracing.wants_aid();
+        let before = is_news.then(|| self.planned());
+        self.tracing.directed = directed;
+        let Some(before) = before else { return };
+        self.tracing_changed();
+        if *self.planned() == *before {
+            self.plan = Some(before);
+        } else if let Some(&first) = self.tracing.directed.first() {
+            self.note_once(format!(
+                "calls that jump to {} functions have no end: these may be left for a security module (such as {})",
+                self.tracing.directed.len(),
+                self.name(first as usize)
+            ));
+        }
     }
 
     /// Sites of `.init.text` are given back.

@@ -1,6 +1,7 @@
 //! The controller of a run: what it knows, and what all its parts do with that. [`super::attach`] has its way
 //! through the life of a guest.
 
+use super::aids::is_whole;
 use super::anew::Kernels;
 use super::anomaly::Anomaly;
 use super::apply::Ahead;
@@ -21,7 +22,7 @@ use super::verdict::Verdict;
 use super::vm::{Paused, Vm};
 use super::{Commands, Histogram, Tracing, mark};
 use crate::deadline::Deadline;
-use crate::kernel::{Coverage, Exit, Exits, Kernel, Missing};
+use crate::kernel::{Exit, Exits, Kernel, Missing};
 use crate::relay::{ConsoleLines, ExitReader, Relay, nanoseconds};
 use crate::serve::{ControlRequest, Join, Sink};
 use crate::stream::{MarkKind, Summary};
@@ -230,7 +231,7 @@ impl Controller {
         }
         let is_whole = |site: u32| {
             let exits = self.kernel.exits();
-            exits.is_ok_and(|exits| exits.coverage(site as usize) == Coverage::Whole)
+            exits.is_ok_and(|exits| is_whole(exits, site)) && !self.tracing.directed.contains(&site)
         };
         let exits = self.wanted_exits();
         let plan = Plan::with_modules(&self.tracing, &self.module_exits, exits, &is_whole);

@@ -11,6 +11,7 @@ use crate::kernel::Kernel;
 use crate::relay::Values;
 use crate::serve::Globs;
 use crate::tracer::{Keeper, Part, Tally};
+use std::collections::BTreeSet;
 use vmtrace_trampolines::{Condition, Field, Overflow};
 
 /// In place of a tracer's number: no record is on its account.
@@ -142,6 +143,8 @@ pub struct Tracing {
     pub returns_of_modules: Vec<String>,
     /// Functions (sites), each with another one in which calls of it were seen to go on by a jump through a pointer.
     pub learned: Vec<(u32, u32)>,
+    /// Functions (sites) of [fixed calls](crate::kernel::Exits::fixed_calls) that are jumps in this guest.
+    pub directed: BTreeSet<u32>,
     /// Events of tracepoints, each of another one, or of other system calls.
     pub events: Vec<TracedEvent>,
     /// What they were asked for by: modules that come later may have others.
@@ -177,6 +180,7 @@ impl Tracing {
             returns: Vec::new(),
             returns_of_modules: Vec::new(),
             learned: Vec::new(),
+            directed: BTreeSet::new(),
             events: Vec::new(),
             patterns: Patterns::default(),
             events_if: None,
@@ -309,6 +313,7 @@ pub(super) mod tests {
             returns: Vec::new(),
             returns_of_modules: Vec::new(),
             learned: Vec::new(),
+            directed: BTreeSet::new(),
             events: Vec::new(),
             patterns: Patterns::default(),
             events_if: None,

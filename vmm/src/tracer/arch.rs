@@ -149,6 +149,12 @@ pub(super) enum Hook<'a> {
 
 /// Programs in a guest, and how sites come to call them.
 pub(super) trait GuestCode: Send {
+    /// Whether the instruction at a link address returns as the guest's own do by now, once it has patched its alternatives
+    /// (x86-64).
+    fn is_return(&self, _view: &View<'_>, _image: &Image, _address: u64) -> bool {
+        false
+    }
+
     /// Programs that are made from now on read the memory behind pointers where this says that
     /// they can.
     fn allow(&mut self, readable: Readable);

@@ -389,6 +389,13 @@ impl Attachment {
         Ok(())
     }
 
+    /// Whether the instruction at a link address returns as the guest's own do, when it has patched its alternatives
+    /// (x86-64). All vCPUs are paused.
+    pub fn is_return(&self, guest: &dyn Guest, address: u64) -> bool {
+        let view = View::ram(guest, [self.near; 2]);
+        self.settled && self.code.is_return(&view, &self.image, address)
+    }
+
     /// Whether exits can be held.
     #[must_use]
     pub fn is_settled(&self) -> bool {

@@ -1,9 +1,14 @@
 //! Calls that go on in functions that are not traced, on real images.
 
 use super::fake_guest::{kernel, kernels};
+use super::machine::{FakeVm, Step, Trouble};
+use super::orders::{RETURN, patch};
+use super::{Subject, boot};
 use std::collections::{BTreeMap, BTreeSet};
 use vmtrace::kernel::{After, Coverage, Exit, ExitKind, Kernel};
+use vmtrace::serve::Control;
 use vmtrace::session::{Plan, Tracer, Tracing};
+use vmtrace::tracer::Guest as _;
 use vmtrace_trampolines::Overflow;
 
 // Who traces a function that goes on in another one, and not that one, sees its calls end there; where they may not be
@@ -62,4 +67,39 @@ fn functions_that_end_in_others_are_known() {
 
 fn exits_site(kernel: &Kernel, exit: usize) -> usize {
     kernel.exits().unwrap().all()[exit].site as usize
+}
+
+// Where a security module has the last place, a function may be left for it: who jumps to that function would leave a mark,
+// which would be taken for that of another call.
+#[test]
+fn ends_are_looked_for_where_no_security_module_is_called() {
+    const JUMPS: &str = "inode_permission";
+    const TO: &str = "security_inode_permission";
+    fn held(vm: &FakeVm) -> bool {
+        let kernel = &vm.fake.kernel;
+        let all = kernel.exits().unwrap().of(kernel.site_of(TO).unwrap());
+        let mut returns = all.iter().filter(|exit| exit.kind == ExitKind::Return);
+        returns.any(|exit| vm.fake.read_vec(vm.fake.at(exit.address), 5) != RETURN)
+    }
+    fn none(vm: &FakeVm) {
+        patch(vm);
+        for &(_, address) in vm.fake.kernel.exits().unwrap().fixed_calls() {
+            vm.fake.ram().write(vm.fake.at(address), &RETURN).unwrap();
+        }
+    }
+    let subject = Subject::new("x86_64-6.12");
+    let kernel = &subject.fake.kernel;
+    let to = kernel.sites()[kernel.site_of(TO).unwrap()].entry;
+    let mut own = kernel.exits().unwrap().of(kernel.site_of(JUMPS).unwrap()).iter();
+    assert!(own.any(|exit| exit.kind == ExitKind::Jump { target: to }));
+    let add = Control::TracerAdd(format!("jumps={JUMPS}:graph").parse().unwrap());
+    let run = |patched: Step, held: Step| {
+        let mut steps = boot();
+        steps[2] = patched;
+        steps.extend([Step::Asks(vec![add.clone()]), held]);
+        let ran = subject.run(steps, Trouble::default());
+        assert!(ran.answers[0].starts_with("OK"), "{:?}", ran.answers);
+    };
+    run(Step::Does(none), Step::Does(|vm| assert!(held(vm), "no end is looked for")));
+    run(Step::Does(patch), Step::Does(|vm| assert!(!held(vm), "an end is not seen")));
 }

@@ -14,10 +14,10 @@ use vmtrace::tracer::Guest;
 
 const ON: &str = "x86_64-6.12";
 const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
-const RETURN: [u8; 5] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
+pub(crate) const RETURN: [u8; 5] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
 
 /// As a kernel leaves its returns whose processor needs no thunk, when it patches alternatives.
-fn patch(vm: &FakeVm) {
+pub(crate) fn patch(vm: &FakeVm) {
     for exit in vm.fake.kernel.exits().unwrap().all() {
         if exit.kind == ExitKind::Return {
             let found = vm.fake.read_vec(vm.fake.at(exit.address), RETURN.len());

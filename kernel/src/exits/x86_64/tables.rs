@@ -20,6 +20,8 @@ pub(crate) struct Patches {
     /// Those of them that it rewrites at any time, or that may fault: not only once, by what the
     /// processor is.
     pub(crate) later: Marks,
+    /// Static calls, ascending.
+    pub(super) static_calls: Vec<u64>,
     /// What is replaced once.
     pub(crate) alternatives: Vec<Alternative>,
     /// Ways from an instruction to another that the code in the image does not show.
@@ -96,6 +98,7 @@ impl<'a> Tables<'a> {
         let mut patches = Patches {
             bytes: Marks::new(text),
             later: Marks::new(text),
+            static_calls: Vec::new(),
             alternatives: Vec::new(),
             ways: Vec::new(),
             nexts: Vec::new(),
@@ -184,8 +187,10 @@ impl<'a> Tables<'a> {
         for at in (0..bytes.len()).step_by(8) {
             if let Some(site) = relative(bytes, start, at) {
                 patches.rewrite(site, 5);
+                patches.static_calls.push(site);
             }
         }
+        patches.static_calls.sort_unstable();
         Ok(())
     }
 

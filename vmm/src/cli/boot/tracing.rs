@@ -254,6 +254,7 @@ impl Args {
             returns,
             returns_of_modules: self.returns.clone(),
             learned: Vec::new(),
+            directed: BTreeSet::new(),
             events,
             patterns,
             events_if,

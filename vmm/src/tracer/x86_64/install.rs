@@ -6,7 +6,7 @@ use super::switch_stubs::{self, SwitchStubs};
 use super::{brackets, calls, faults, map, site, tracepoint};
 use crate::kernel::preemptirq::SwitchSite;
 use crate::kernel::tracepoints::Hooks;
-use crate::kernel::{Exit, ExitKind, Kernel, Site};
+use crate::kernel::{After, Exit, ExitKind, Kernel, Site};
 use crate::tracer::annex::{Addressing, Layout, Memory, SIZE, TABLE, WITH_TABLES};
 use crate::tracer::arch::{Faults, GuestCode, Hook, Installed, Options};
 use crate::tracer::call::Call;
@@ -266,6 +266,13 @@ impl Code {
 }
 
 impl GuestCode for Code {
+    fn is_return(&self, view: &View<'_>, image: &Image, address: u64) -> bool {
+        let (kind, after) = (ExitKind::Return, After::Nothing);
+        let exit = Exit { address, function: address, site: Exit::NO_SITE, kind, after };
+        let spot = Spot::exit(image, &exit);
+        form(view, image, (&exit, &spot), self.thunk, &self.stops).is_ok()
+    }
+
     fn allow(&mut self, readable: Readable) {
         self.values.readable = readable;
     }
