@@ -212,8 +212,8 @@ impl Exits {
     }
 
     /// Functions (sites) of which only static calls for security modules are missing, with the addresses of these, in order.
-    /// The kernel directs them once, before it patches its alternatives: to a return where it has no such module, which then
-    /// is never executed (security/security.c, `LSM_STATIC_CALL`; since Linux 6.12).
+    /// The kernel directs them before it calls `rest_init`: to a return where it has no such module, which then is never
+    /// executed (security/security.c, `LSM_STATIC_CALL`; since Linux 6.12).
     pub fn fixed_calls(&self) -> &[(u32, u64)] {
         &self.fixed_calls
     }

@@ -235,13 +235,23 @@ pub(super) fn end(tracer: u8) -> Part {
     Part { tracer, fields: vec![Field::Stack], aid: true, ..Part::default() }
 }
 
-/// Whether all ends of the function at a site are seen, if static calls for security modules are returns in this guest.
-pub(super) fn is_whole(exits: &Exits, site: u32) -> bool {
-    let is_fixed = |site| exits.fixed_calls().binary_search_by_key(&site, |&(it, _)| it).is_ok();
-    exits.coverage(site as usize) == Coverage::Whole || is_fixed(site)
+/// Whether all ends of the function at a site are known, but for static calls for security modules.
+fn is_known(exits: &Exits, site: u32) -> bool {
+    let is_fixed = exits.fixed_calls().binary_search_by_key(&site, |&(it, _)| it).is_ok();
+    is_fixed || exits.coverage(site as usize) == Coverage::Whole
 }
 
 impl Tracing {
+    /// Whether all ends of the function at a site are seen.
+    pub(super) fn sees_ends(&self, exits: &Exits, site: u32) -> bool {
+        let is_seen = match &self.directed {
+            Some(directed) => is_known(exits, site) && !directed.contains(&site),
+            // What a static call leads to is not known yet.
+            None => exits.coverage(site as usize) == Coverage::Whole,
+        };
+        is_seen && !self.unheld.contains(&site)
+    }
+
     /// Whether a tracer sees ends of its calls by those of others.
     pub(super) fn wants_aid(&self) -> bool {
         self.present().any(|(_, tracer)| tracer.wants_aid())
@@ -266,7 +276,11 @@ impl Tracing {
             let entry = |site: &usize| kernel.sites().get(*site).map(|site| site.entry);
             let traced: FxHashSet<u64> = tracer.sites.iter().filter_map(entry).collect();
             let has = |site: u32| tracer.sites.binary_search(&(site as usize)).is_ok();
-            let is_whole = |site: u32| is_whole(exits, site);
+            // Most guests have no security module where a static call is the last thing that a function does.
+            let is_whole = |site: u32| match &self.directed {
+                Some(_) => self.sees_ends(exits, site),
+                None => is_known(exits, site),
+            };
             let whole = |site: &&usize| exits.coverage(**site) == Coverage::Whole;
             for &site in tracer.sites.iter().filter(whole) {
                 let jumps = exits.of(site).iter().filter_map(goes_to);

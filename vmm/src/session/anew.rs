@@ -18,7 +18,7 @@ use crate::serve::ControlRequest;
 use crate::stream::MarkKind;
 use crate::tracer::{Attachment, Guest, Image, Past};
 use anyhow::{anyhow, ensure};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -77,6 +77,7 @@ impl Controller {
                 self.forget_modules();
                 (self.keepers, self.late, self.ahead) = (BTreeMap::new(), false, None);
                 self.jumps.kernel_starts();
+                (self.tracing.directed, self.tracing.unheld) = (None, BTreeSet::new());
                 self.kernels.first.get_or_insert(slide);
                 self.kernels.waits = true;
                 self.stage = Stage::Unknown;

@@ -253,11 +253,13 @@ impl Controller {
         attachment: &mut Attachment,
         wanted: &Wanted,
     ) -> Result<AttachReport, TraceError> {
-        // Not while their ends are given back.
-        attachment.mark_those_to(&wanted.targets, false);
-        let changed = self.change_exits(ram, attachment, &wanted.exits);
-        let again = match &changed {
-            Ok(skipped) if self.learn_unheld(skipped) => {
+        let changed = self.change_exits(ram, attachment, wanted);
+        let skipped = changed.as_deref().unwrap_or_default();
+        let before = self.plan.clone();
+        let (is_open, is_unseen) = (self.learn_unheld(skipped), self.learn_unseen(skipped));
+        let differs = is_unseen && before.is_none_or(|before| *self.planned() != *before);
+        let again = match is_open || differs {
+            true => {
                 let plan = self.planned_now(attachment);
                 let prepared = self.prepare(ram, attachment, &plan);
                 if let Err(error) = &prepared {
@@ -267,9 +269,13 @@ impl Controller {
                 }
                 prepared.ok()
             }
-            _ => None,
+            false => None,
         };
         let wanted = again.as_ref().unwrap_or(wanted);
+        let changed = match differs && again.is_some() {
+            true => self.change_exits(ram, attachment, wanted),
+            false => changed,
+        };
         if attachment.counters().tell_shared() {
             self.note(
                 "what all vCPUs count is reported as of vCPU 0: no room for tables of each".into(),
@@ -281,9 +287,6 @@ impl Controller {
         }
         let switches_skipped = self.change_switches(ram, attachment, &wanted.switches)?;
         self.switches_skipped(attachment, &switches_skipped, &wanted.stubless);
-        if changed.is_ok() {
-            attachment.mark_those_to(&wanted.targets, true);
-        }
         let (leave, take) = if attachment.held() == 0 {
             (Vec::new(), Cow::Borrowed(&wanted.sites))
         } else {
@@ -330,6 +333,23 @@ impl Controller {
         news
     }
 
+    /// Calls that go on in functions that are left at these exits are not seen to end. Whether that is news.
+    fn learn_unseen(&mut self, skips: &[ExitSkip]) -> bool {
+        if skips.is_empty() || !self.tracing.wants_aid() {
+            return false;
+        }
+        let before = self.tracing.unheld.len();
+        let of_kernel = |site: &usize| *site < self.kernel.sites().len();
+        let sites = self.left_at(skips).into_iter().filter(of_kernel);
+        let sites: Vec<u32> = sites.filter_map(|site| u32::try_from(site).ok()).collect();
+        self.tracing.unheld.extend(sites);
+        let is_news = self.tracing.unheld.len() > before;
+        if is_news {
+            self.plan = None;
+        }
+        is_news
+    }
+
     /// Sites of functions that are left at these exits, or by a jump to what is.
     fn left_at(&self, skips: &[ExitSkip]) -> Vec<usize> {
         let of_modules = self.module_exits.iter().map(|(index, exit)| (*index, exit));
@@ -372,7 +392,24 @@ impl Controller {
         })
     }
 
+    /// Makes the exits that are ours those that are wanted, and has those calls marked whose ends are seen there.
     pub(super) fn change_exits(
+        &self,
+        ram: &dyn Guest,
+        attachment: &mut Attachment,
+        Wanted { exits, targets, .. }: &Wanted,
+    ) -> Result<Vec<ExitSkip>, TraceError> {
+        // Not while their ends are given back.
+        attachment.mark_those_to(targets, false);
+        let changed = self.give_and_take_exits(ram, attachment, exits);
+        match &changed {
+            Ok(_) => attachment.mark_those_to(targets, true),
+            Err(_) => attachment.mark_those_to(&BTreeMap::new(), false),
+        }
+        changed
+    }
+
+    fn give_and_take_exits(
         &self,
         ram: &dyn Guest,
         attachment: &mut Attachment,

@@ -227,25 +227,36 @@ impl Controller {
         Ok(true)
     }
 
-    /// Where a security module is called last, a function is left for it, and who has jumped to that function is not seen to
-    /// end.
-    fn look_at_fixed_calls(&mut self, ram: &dyn Guest, attachment: &Attachment) {
+    /// Finds out what static calls for security modules are in this guest, if somebody looks for ends of calls that have gone on
+    /// there: where such a module is called last, a function is left for it.
+    pub(super) fn look_at_fixed_calls(&mut self, ram: &dyn Guest, attachment: &Attachment) {
+        if self.tracing.directed.is_some() || !self.tracing.wants_aid() || !attachment.is_settled()
+        {
+            return;
+        }
+        let before = self.planned();
         let calls = self.kernel.exits().map(Exits::fixed_calls).unwrap_or_default();
         let jumps = calls.iter().filter(|&&(_, address)| !attachment.is_return(ram, address));
         let directed: BTreeSet<u32> = jumps.map(|&(site, _)| site).collect();
-        let is_news = directed != self.tracing.directed && self.tracing.wants_aid();
-        let before = is_news.then(|| self.planned());
-        self.tracing.directed = directed;
-        let Some(before) = before else { return };
+        if !directed.is_empty() {
+            let thought = self.tracing.jumping(&self.kernel);
+            self.tracing.directed = Some(directed);
+            let found = self.tracing.jumping(&self.kernel);
+            let mut news = found.iter().filter(|(site, _)| !thought.contains_key(site));
+            if let Some((&site, target)) = news.next() {
+                let target = self.kernel.symbols().primary_at(*target).unwrap_or("another one");
+                self.note_once(format!(
+                    "calls of {} functions may have no end: they go on in one that may be left for a security module (such as {} in {target})",
+                    1 + news.count(),
+                    self.name(site)
+                ));
+            }
+        } else {
+            self.tracing.directed = Some(directed);
+        }
         self.tracing_changed();
         if *self.planned() == *before {
             self.plan = Some(before);
-        } else if let Some(&first) = self.tracing.directed.first() {
-            self.note_once(format!(
-                "calls that jump to {} functions have no end: these may be left for a security module (such as {})",
-                self.tracing.directed.len(),
-                self.name(first as usize)
-            ));
         }
     }
 

@@ -426,6 +426,7 @@ impl Controller {
         // A vCPU may stand at a trigger meanwhile.
         let again = kind == MarkKind::Filter;
         self.look_for_module_switches(ram, &mut attachment, again);
+        self.look_at_fixed_calls(ram, &attachment);
         let plan = self.planned_now(&attachment);
         // The guest still runs: what cannot be is found out before anything is touched.
         let paused = self.prepare(ram, &mut attachment, &plan).map_err(|error| error.to_string());

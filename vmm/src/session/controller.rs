@@ -1,7 +1,6 @@
 //! The controller of a run: what it knows, and what all its parts do with that. [`super::attach`] has its way
 //! through the life of a guest.
 
-use super::aids::is_whole;
 use super::anew::Kernels;
 use super::anomaly::Anomaly;
 use super::apply::Ahead;
@@ -231,7 +230,7 @@ impl Controller {
         }
         let is_whole = |site: u32| {
             let exits = self.kernel.exits();
-            exits.is_ok_and(|exits| is_whole(exits, site)) && !self.tracing.directed.contains(&site)
+            exits.is_ok_and(|exits| self.tracing.sees_ends(exits, site))
         };
         let exits = self.wanted_exits();
         let plan = Plan::with_modules(&self.tracing, &self.module_exits, exits, &is_whole);

@@ -15,8 +15,8 @@ const SHARE: u32 = 10;
 /// How long to wait when it has failed, and how often it may.
 const AGAIN: Duration = Duration::from_secs(10);
 const FAILURES: u32 = 3;
-/// How often what is traced is changed for it, each time after a longer wait. A change makes programs and stubs, which have
-/// their numbers and their room for good: the user's own changes need some, too.
+/// How often what is traced is changed for it, each time after a longer wait. A change makes stubs for ends, which have their
+/// room for good: the user's own changes need some, too.
 const CHANGES: u32 = 24;
 
 /// Those that are still to be followed.

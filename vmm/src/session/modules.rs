@@ -440,7 +440,7 @@ impl Controller {
         if own_exits.iter().any(groups) {
             let all = self.planned_now(attachment);
             let all = self.prepare(ram, attachment, &all)?;
-            let skipped = self.change_exits(ram, attachment, &all.exits)?;
+            let skipped = self.change_exits(ram, attachment, &all)?;
             self.exits_skipped(&skipped);
             // Functions that are held already have it with the next change of what is traced.
             self.learn_unheld(&skipped);

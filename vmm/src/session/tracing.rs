@@ -143,8 +143,11 @@ pub struct Tracing {
     pub returns_of_modules: Vec<String>,
     /// Functions (sites), each with another one in which calls of it were seen to go on by a jump through a pointer.
     pub learned: Vec<(u32, u32)>,
-    /// Functions (sites) of [fixed calls](crate::kernel::Exits::fixed_calls) that are jumps in this guest.
-    pub directed: BTreeSet<u32>,
+    /// Functions (sites) of [fixed calls](crate::kernel::Exits::fixed_calls) that are jumps in this guest; `None` while nobody
+    /// has looked.
+    pub directed: Option<BTreeSet<u32>>,
+    /// Functions (sites) of the kernel of which not all known exits could be held.
+    pub unheld: BTreeSet<u32>,
     /// Events of tracepoints, each of another one, or of other system calls.
     pub events: Vec<TracedEvent>,
     /// What they were asked for by: modules that come later may have others.
@@ -180,7 +183,8 @@ impl Tracing {
             returns: Vec::new(),
             returns_of_modules: Vec::new(),
             learned: Vec::new(),
-            directed: BTreeSet::new(),
+            directed: None,
+            unheld: BTreeSet::new(),
             events: Vec::new(),
             patterns: Patterns::default(),
             events_if: None,
@@ -313,7 +317,8 @@ pub(super) mod tests {
             returns: Vec::new(),
             returns_of_modules: Vec::new(),
             learned: Vec::new(),
-            directed: BTreeSet::new(),
+            directed: None,
+            unheld: BTreeSet::new(),
             events: Vec::new(),
             patterns: Patterns::default(),
             events_if: None,

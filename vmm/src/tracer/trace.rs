@@ -390,7 +390,7 @@ impl Attachment {
     }
 
     /// Whether the instruction at a link address returns as the guest's own do, when it has patched its alternatives
-    /// (x86-64). All vCPUs are paused.
+    /// (x86-64). One that is changed meanwhile does not.
     pub fn is_return(&self, guest: &dyn Guest, address: u64) -> bool {
         let view = View::ram(guest, [self.near; 2]);
         self.settled && self.code.is_return(&view, &self.image, address)
