@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread;
 
 use crate::stream::{
-    Apart, Decoder, Frame, Header, Loss, Mark, MarkKind, Plain, Record, StreamError, Summary,
+    Apart, Decoder, Frame, Header, Loss, Mark, Plain, Record, StreamError, Summary,
 };
 
 use super::ahead::{Ahead, Held, Kind};
@@ -200,6 +200,10 @@ impl Forward {
     fn finish(&mut self) -> Result<(), PlayError> {
         let mut steps = Vec::new();
         self.pairing.finish(&mut steps);
+        self.left(&steps)
+    }
+
+    fn left(&mut self, steps: &[pairing::Step]) -> Result<(), PlayError> {
         let held = Held::default();
         let left = steps.iter().filter_map(|step| Told::of(step, 0));
         let mut left = left.map(|told| Item { held, told, vcpu: 0, again: false });
@@ -216,13 +220,8 @@ impl Forward {
                 self.step(Step::Loss(loss))
             }
             Other::Mark(mark) => {
-                // As the stage does.
-                if mark.kind == MarkKind::Attach {
-                    self.finish()?;
-                }
-                if mark.leaves_calls_uncertain() {
-                    self.pairing.change();
-                }
+                let left = self.pairing.mark(&mark);
+                self.left(&left)?;
                 self.batch.bytes += mark.text.len();
                 self.step(Step::Mark(mark))
             }

@@ -1,15 +1,15 @@
 //! Turns ordered items into events with names, depths and durations.
 
 use crate::stream::{
-    CallerCount, Count, Counts, CountsOf, Decoder, Frame, Header, HistogramOf, Loss, Mark,
-    MarkKind, Plain, Record, Stretch, Summary, Traced,
+    CallerCount, Count, Counts, CountsOf, Decoder, Frame, Header, HistogramOf, Loss, Mark, Plain,
+    Record, Stretch, Summary, Traced,
 };
 
 use super::ahead::{Ahead, Held, Kind};
 use super::error::PlayError;
 use super::front::Behind;
 use super::names::Tasks;
-use super::pairing::{Call, Choice, Pairing, Steps};
+use super::pairing::{Call, Choice, Pairing, Step, Steps};
 use super::tell::{Present, Teller, Telling, Told};
 use super::waiting::{Other, Waiting};
 use super::{Absent, Called, Event, Export, SortedBy};
@@ -145,13 +145,8 @@ impl<E: Export> Stage<E> {
     }
 
     fn mark(&mut self, header: &Header, mark: &Mark) -> Result<(), PlayError> {
-        // Calls of a kernel that is gone (kexec) do not end in the next one.
-        if mark.kind == MarkKind::Attach {
-            self.finish(header)?;
-        }
-        if mark.leaves_calls_uncertain() {
-            self.pairing.change();
-        }
+        let left = self.pairing.mark(mark);
+        self.tell_left(header, &left)?;
         self.teller.export.event(&Event::Mark(mark)).map_err(PlayError::Output)
     }
 
@@ -303,6 +298,10 @@ impl<E: Export> Stage<E> {
     fn finish(&mut self, header: &Header) -> Result<(), PlayError> {
         let mut steps = Vec::new();
         self.pairing.finish(&mut steps);
+        self.tell_left(header, &steps)
+    }
+
+    fn tell_left(&mut self, header: &Header, steps: &[Step]) -> Result<(), PlayError> {
         let none = Held::default();
         let mut left = steps.iter().filter_map(|step| Told::of(step, 0));
         left.try_for_each(|told| self.teller.tell(header, 0, &none, None, &told))

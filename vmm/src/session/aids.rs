@@ -16,10 +16,9 @@ use vmtrace_trampolines::marks::MarkIf;
 /// Who marks calls at which exits, and who sees by the ends of which functions those of its own.
 #[derive(Debug, Default)]
 pub(super) struct Aids {
-    /// Exits (addresses) at which calls are marked, with the tracers' numbers, in order.
-    marks: FxHashMap<u64, Vec<u8>>,
-    /// Exits (addresses) at which calls go on in what ends are not seen of, in the same way.
-    unseen: FxHashMap<u64, Vec<u8>>,
+    /// Exits (addresses) at which calls go on elsewhere, with the tracers' numbers, in order, and whether they see ends of
+    /// what that is: they mark calls there.
+    jumps: FxHashMap<u64, Vec<(u8, bool)>>,
     /// Functions (link addresses) whose ends are seen, by the numbers of tracers of which calls were seen to go on there by a
     /// jump through a pointer: such calls are marked.
     targets: BTreeMap<u8, Vec<u64>>,
@@ -65,6 +64,11 @@ impl Tracer {
         self.graph && self.histogram.is_none() && self.ends().is_none()
     }
 
+    /// Whether it has the function at a site.
+    fn has(&self, site: u32) -> bool {
+        self.sites.binary_search(&(site as usize)).is_ok()
+    }
+
     /// Whether it sees by others where its calls end. Not if it knows how deep calls are: a level is given back at the
     /// jump, since one whose mark is lost would be open for what comes then.
     fn wants_aid(&self) -> bool {
@@ -72,10 +76,10 @@ impl Tracer {
     }
 }
 
-/// Adds a number to a list in order. Whether it was not there.
-fn insert(list: &mut Vec<u8>, number: u8) -> bool {
-    let place = list.binary_search(&number);
-    place.inspect_err(|&place| list.insert(place, number)).is_err()
+/// Adds an item to a list in order. Whether it was not there.
+fn insert<T: Ord>(list: &mut Vec<T>, item: T) -> bool {
+    let place = list.binary_search(&item);
+    place.map_err(|place| list.insert(place, item)).is_err()
 }
 
 /// Functions of a tracer's, at most: by chance a few of so many share a place in its table, and one of the two is not there.
@@ -127,15 +131,16 @@ impl Aids {
                 continue;
             }
             for &number in sets.get(own) {
-                match site {
-                    Some(site) if has(site, number) => {}
+                let is_seen = match site {
+                    Some(site) if has(site, number) => continue,
                     Some(site) if is_aided(site, number) => {
-                        insert(aids.marks.entry(exit.address).or_default(), number);
                         aids.keeping.insert(number);
                         open.push((site, number));
+                        true
                     }
-                    _ => drop(insert(aids.unseen.entry(exit.address).or_default(), number)),
-                }
+                    _ => false,
+                };
+                insert(aids.jumps.entry(exit.address).or_default(), (number, is_seen));
             }
         }
         for &(function, site) in &tracing.learned {
@@ -188,12 +193,13 @@ impl Aids {
                 keeping().partition(|number| self.targets.contains_key(number))
             }
             (ExitKind::Jump { .. }, After::Nothing) => {
-                let of = |list: &FxHashMap<u64, Vec<u8>>, number: u8| {
-                    let list = list.get(&exit.address);
-                    list.is_some_and(|list| list.binary_search(&number).is_ok())
+                let jumps = self.jumps.get(&exit.address).map_or(&[][..], Vec::as_slice);
+                let meant = |seen| {
+                    keeping()
+                        .filter(move |&number| jumps.binary_search(&(number, seen)).is_ok())
+                        .collect()
                 };
-                let meant = |list| keeping().filter(move |&number| of(list, number)).collect();
-                (meant(&self.marks), meant(&self.unseen))
+                (meant(true), meant(false))
             }
             _ => Default::default(),
         };
@@ -259,9 +265,8 @@ impl Tracing {
 
     /// Whether a tracer sees calls of a function (site) end by those of others, and has not those of another one.
     pub(super) fn lacks_ends(&self, function: u32, of: u32) -> bool {
-        let has = |tracer: &Tracer, site: u32| tracer.sites.binary_search(&(site as usize)).is_ok();
         let mut tracers = self.present().map(|(_, tracer)| tracer);
-        tracers.any(|tracer| tracer.wants_aid() && has(tracer, function) && !has(tracer, of))
+        tracers.any(|tracer| tracer.wants_aid() && tracer.has(function) && !tracer.has(of))
     }
 
     /// Functions (sites) with all of their exits known of which a tracer sees calls, but not all of their ends: they may
@@ -275,7 +280,6 @@ impl Tracing {
         for tracer in tracers.filter(|tracer| tracer.pairs_calls()) {
             let entry = |site: &usize| kernel.sites().get(*site).map(|site| site.entry);
             let traced: FxHashSet<u64> = tracer.sites.iter().filter_map(entry).collect();
-            let has = |site: u32| tracer.sites.binary_search(&(site as usize)).is_ok();
             // Most guests have no security module where a static call is the last thing that a function does.
             let is_whole = |site: u32| match &self.directed {
                 Some(_) => self.sees_ends(exits, site),
@@ -286,7 +290,9 @@ impl Tracing {
                 let jumps = exits.of(site).iter().filter_map(goes_to);
                 let mut elsewhere = jumps.filter(|target| !traced.contains(target));
                 let unseen = |target: &u64| {
-                    let closes = |site| tracer.wants_aid() && closes(all, site, has, is_whole);
+                    let closes = |site| {
+                        tracer.wants_aid() && closes(all, site, |site| tracer.has(site), is_whole)
+                    };
                     !site_at(all, *target).is_some_and(closes)
                 };
                 found.extend(elsewhere.find(unseen).map(|target| (site, target)));

@@ -4,6 +4,8 @@
 //! no pause in a pause, each vCPU that is parked released once, and after every pause a trap in memory
 //! wherever one is armed. That none is anywhere else is seen at the end, by the image.
 
+mod vm;
+
 use crate::fake_guest::module::{CODE, Module};
 use crate::fake_guest::{ANNEX, Fake, Record};
 use std::cell::RefCell;
@@ -13,7 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vm_memory::Bytes;
 use vmtrace::deadline::Deadline;
 use vmtrace::kernel::{Exit, ExitKind, Site};
@@ -28,6 +30,9 @@ use vmtrace::session::{
 use vmtrace::tracer::annex::Memory;
 use vmtrace::tracer::{Guest, Image, return_address};
 
+/// How often something is looked for that is to happen, and for how long.
+const TICK: Duration = Duration::from_millis(2);
+const LONGEST: Duration = Duration::from_secs(20);
 pub(crate) const VCPUS: usize = 2;
 /// Sites of the functions of a module: of `plain`, `across` and `my_init`.
 pub(crate) const OF_MODULE: [u64; 3] = [0x14, 0xffe, 0x1ff0];
@@ -64,6 +69,10 @@ pub(crate) enum Step {
     Does(fn(&FakeVm)),
     /// All of these, before anybody attends to the first.
     Together(Vec<Step>),
+    /// The guest runs on until this is so.
+    Until(fn(&FakeVm) -> bool),
+    /// The guest runs on for so long.
+    Runs(Duration),
 }
 
 /// What becomes of the call of a self-test.
@@ -102,6 +111,8 @@ struct State {
     watches: usize,
     /// How often it was written.
     written: usize,
+    /// Since when something is waited for.
+    waits: Option<Instant>,
     answers: Vec<UnixStream>,
     /// What the console says of a panic.
     printed: Option<String>,
@@ -116,7 +127,7 @@ pub(crate) struct FakeVm {
     room: Arc<Room>,
     control: Sender<ControlRequest>,
     /// Which pauses fail, by their number.
-    failing: BTreeSet<usize>,
+    failing: RefCell<BTreeSet<usize>>,
     /// Whether writes fail, or the guest spoils what is ours: then traps may be where they should not.
     broken: bool,
     state: RefCell<State>,
@@ -190,7 +201,7 @@ pub(crate) fn run(fake: Fake, tracing: Tracing, steps: Vec<Step>, trouble: Troub
         woken: Arc::default(),
         room: Arc::new(Room::new(VCPUS)),
         control,
-        failing: trouble.failing_pauses,
+        failing: RefCell::new(trouble.failing_pauses),
         broken: trouble.broken,
         state: RefCell::new(state),
         fake,
@@ -360,6 +371,26 @@ impl FakeVm {
         state.registers = [registers_of(&self.fake); VCPUS];
     }
 
+    /// The next pause fails.
+    pub(crate) fn fail_pause(&self) {
+        self.failing.borrow_mut().insert(self.state.borrow().pauses + 1);
+    }
+
+    /// Whether all pauses that are to fail have.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failing.borrow().is_empty()
+    }
+
+    /// Nothing happens for so long.
+    fn rest(&self, time: Duration) {
+        self.state.borrow_mut().asked = true;
+        let wake = self.waker();
+        std::thread::spawn(move || {
+            std::thread::sleep(time);
+            wake();
+        });
+    }
+
     /// How often the register was watched again.
     pub(crate) fn watches(&self) -> usize {
         self.state.borrow().watches
@@ -424,6 +455,24 @@ impl FakeVm {
                 false
             }
             // Each is done, whether it parks somebody or not.
+            Step::Until(is_so) => {
+                if is_so(self) {
+                    self.state.borrow_mut().waits = None;
+                    return false;
+                }
+                let since = *self.state.borrow_mut().waits.get_or_insert_with(Instant::now);
+                assert!(since.elapsed() < LONGEST, "it has not come to what is waited for");
+                self.state.borrow_mut().steps.push_front(step);
+                self.rest(TICK);
+                true
+            }
+            Step::Runs(time) => {
+                if let Some(rest) = time.checked_sub(TICK) {
+                    self.state.borrow_mut().steps.push_front(Step::Runs(rest));
+                }
+                self.rest(TICK);
+                true
+            }
             Step::Together(steps) => {
                 steps.into_iter().fold(false, |any, step| self.take(step) | any)
             }
@@ -554,167 +603,5 @@ impl FakeVm {
                 return;
             }
         }
-    }
-}
-
-impl Vm for FakeVm {
-    fn ram(&self) -> &dyn Guest {
-        &self.fake
-    }
-
-    fn shared_ram(&self) -> Box<dyn Guest + Send> {
-        Box::new(self.fake.ram())
-    }
-
-    fn annex(&self) -> Option<Arc<dyn Memory>> {
-        Some(Arc::clone(&self.fake.annex) as Arc<dyn Memory>)
-    }
-
-    fn vcpus(&self) -> usize {
-        VCPUS
-    }
-
-    fn clock_hz(&self) -> u64 {
-        1_000_000_000
-    }
-
-    fn observe_exits(&mut self, _: Vec<Box<dyn ExitObserver>>) {}
-
-    fn start(&mut self) -> Result<(), MachineError> {
-        Ok(())
-    }
-
-    // Asked before each wait for an event: what came before was attended to.
-    fn events(&self) -> &Receiver<Event> {
-        self.advance();
-        &self.events
-    }
-
-    fn waker(&self) -> Wake {
-        let (sender, woken) = (self.sender.clone(), Arc::clone(&self.woken));
-        Box::new(move || {
-            if !woken.swap(true, Ordering::Relaxed) {
-                let _ = sender.send(Event::Wake);
-            }
-        })
-    }
-
-    fn awake(&self) {
-        self.woken.store(false, Ordering::Relaxed);
-        self.state.borrow_mut().asked = false;
-    }
-
-    fn pause(&self) -> Result<Paused<'_>, MachineError> {
-        let mut state = self.state.borrow_mut();
-        assert!(!state.paused, "a pause in a pause");
-        state.pauses += 1;
-        if self.failing.contains(&state.pauses) {
-            return Err(MachineError::NoVcpu(usize::MAX));
-        }
-        state.paused = true;
-        Ok(Paused::new(AllStopped(self)))
-    }
-
-    fn release(&self, vcpu: usize) -> Result<(), MachineError> {
-        let mut state = self.state.borrow_mut();
-        assert!(!state.paused, "released in a pause");
-        let parked = state.parked[vcpu].take();
-        let at = parked.unwrap_or_else(|| panic!("vCPU {vcpu} was not parked"));
-        if state.registers[vcpu].rip == at && state.traps.contains(&at) {
-            state.again.insert(vcpu);
-        }
-        state.released += 1;
-        Ok(())
-    }
-
-    fn watch_again(&self) -> Result<bool, MachineError> {
-        let mut state = self.state.borrow_mut();
-        assert!(state.paused, "watched while vCPUs run");
-        state.watches += 1;
-        Ok(true)
-    }
-
-    fn room(&self) -> Arc<Room> {
-        Arc::clone(&self.room)
-    }
-
-    fn console_is_no_witness(&self) {}
-    fn console_is_witness(&self) {}
-    fn kernel_has_panicked(&self) -> Option<String> {
-        self.state.borrow_mut().printed.take()
-    }
-}
-
-struct AllStopped<'a>(&'a FakeVm);
-
-impl Drop for AllStopped<'_> {
-    fn drop(&mut self) {
-        let vm = self.0;
-        vm.state.borrow_mut().paused = false;
-        if vm.broken || std::thread::panicking() {
-            return;
-        }
-        let trap = vm.fake.trap();
-        for address in vm.traps() {
-            let bytes = vm.bytes(address, trap.len());
-            assert_eq!(bytes, trap, "{address:#x} is armed and holds no trap");
-        }
-    }
-}
-
-impl Stopped for AllStopped<'_> {
-    fn vcpus(&self) -> usize {
-        VCPUS
-    }
-
-    fn registers(&self, vcpu: usize) -> Result<Registers, MachineError> {
-        Ok(self.0.state.borrow().registers[vcpu])
-    }
-
-    fn is_stopped(&self, _: usize) -> Result<bool, MachineError> {
-        Ok(false)
-    }
-
-    fn set_rip(&self, vcpu: usize, address: u64) -> Result<(), MachineError> {
-        self.0.state.borrow_mut().registers[vcpu].rip = address;
-        Ok(())
-    }
-
-    fn divert(&self, vcpu: usize, detour: &Detour) -> Result<Diverted, MachineError> {
-        let state = &mut *self.0.state.borrow_mut();
-        assert!(state.away.is_none(), "sent away twice");
-        if state.self_call == SelfCall::Refused {
-            return Err(MachineError::NoVcpu(vcpu));
-        }
-        let registers = &mut state.registers[vcpu];
-        state.away = Some((vcpu, *registers, *detour));
-        (registers.rip, registers.rsp) = (detour.address, detour.stack);
-        Ok(Diverted::default())
-    }
-
-    fn put_back(&self, vcpu: usize, _: &Diverted) -> Result<(), MachineError> {
-        let mut state = self.0.state.borrow_mut();
-        let (whose, registers, _) = state.away.take().expect("nobody was sent away");
-        assert_eq!(whose, vcpu);
-        state.registers[vcpu] = registers;
-        Ok(())
-    }
-
-    fn tsc(&self, _: usize) -> Result<u64, MachineError> {
-        let mut state = self.0.state.borrow_mut();
-        state.clock += 100;
-        Ok(state.clock)
-    }
-
-    fn arm_trap(&self, address: u64) -> bool {
-        self.0.state.borrow_mut().traps.insert(address)
-    }
-
-    fn disarm_trap(&self, address: u64) -> bool {
-        self.0.state.borrow_mut().traps.remove(&address)
-    }
-
-    fn duration(&self) -> Duration {
-        Duration::from_micros(1)
     }
 }

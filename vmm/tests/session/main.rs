@@ -8,6 +8,7 @@ mod ends;
 mod failures;
 #[path = "../fake_guest/mod.rs"]
 mod fake_guest;
+mod jumps;
 mod machine;
 mod orders;
 mod random;

@@ -21,7 +21,7 @@ mod tests;
 use rustc_hash::FxHashMap;
 
 use crate::export::ahead::Kind;
-use crate::stream::Header;
+use crate::stream::{Header, Mark, MarkKind};
 
 use gaps::Gaps;
 pub(super) use stack::Frame;
@@ -224,6 +224,19 @@ impl Pairing {
     /// Records of a vCPU are missing here.
     pub(super) fn loss(&mut self, vcpu: u32) {
         self.gaps.begin(vcpu);
+    }
+
+    /// Something happened: what that means for calls. Gives those that it ends.
+    pub(super) fn mark(&mut self, mark: &Mark) -> Vec<Step> {
+        let mut steps = Vec::new();
+        // Calls of a kernel that is gone (kexec) do not end in the next one.
+        if mark.kind == MarkKind::Attach {
+            self.finish(&mut steps);
+        }
+        if mark.leaves_calls_uncertain() {
+            self.change();
+        }
+        steps
     }
 
     /// Other functions are traced from here on.
