@@ -107,7 +107,7 @@ pub enum KernelError {
         table: &'static str,
     },
     /// No type information.
-    #[error("no BTF type information in the image")]
+    #[error("no BTF type information in the image; use a kernel with CONFIG_DEBUG_INFO_BTF=y")]
     NoBtf,
     /// Type information that contradicts itself.
     #[error("the BTF type information is damaged: {0}")]

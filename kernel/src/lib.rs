@@ -278,8 +278,16 @@ impl Kernel {
         }
         let structs = match self.btf() {
             Ok(btf) => Structs::from_btf(btf),
-            Err(why) => Structs::find(&self.image, &self.symbols)
-                .map_err(|reason| KernelError::NoLayout { why: why.to_string(), reason })?,
+            // What would be looked into has no names.
+            Err(_) if !has_data(&self.symbols) => return Err(KernelError::FunctionSymbols),
+            Err(why) => Structs::find(&self.image, &self.symbols).map_err(|reason| {
+                let why = match why {
+                    // What to do about it is the same for both.
+                    KernelError::NoBtf => "no BTF type information in the image".to_owned(),
+                    why => why.to_string(),
+                };
+                KernelError::NoLayout { why, reason }
+            })?,
         };
         Ok(self.structs.get_or_init(|| structs))
     }

@@ -360,7 +360,8 @@ fn calls_of_security_modules_are_told_with_all_else_known() {
         println!("{}: {count} functions, {} calls", cached.name, calls.len());
         // Security modules are called so since Linux 6.12.
         assert!(if cached.name == "x86_64-6.1" { count == 0 } else { count > 200 }, "{count}");
-        let permission = kernel.site_of("security_inode_permission").unwrap() as u32;
+        let permission = kernel.site_of("security_inode_permission").unwrap();
+        let permission = u32::try_from(permission).unwrap();
         let is_told = calls.iter().any(|&(site, _)| site == permission);
         assert_eq!(is_told, cached.name != "x86_64-6.1", "{}", cached.name);
     });

@@ -74,7 +74,19 @@ impl Kernel {
         let labels = self.table("__start___jump_table", "__stop___jump_table");
         let none = KernelError::Tracepoints("it has no table of branches");
         let (start, table) = labels.ok_or(none)?;
+        self.check_branches()?;
         Ok(of_key(branches(start, table), key))
+    }
+
+    /// Whether static keys have branches.
+    pub(super) fn check_branches(&self) -> Result<(), KernelError> {
+        match self.table("__start___jump_table", "__stop___jump_table") {
+            // The kernel looks at a variable wherever it comes by.
+            Some((_, [])) => {
+                Err(KernelError::Tracepoints("the kernel was built without CONFIG_JUMP_LABEL"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The static calls of a key (link address).

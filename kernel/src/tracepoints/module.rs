@@ -180,6 +180,7 @@ impl Kernel {
     pub(super) fn module_layout(&self) -> Result<(&EventLayout, &Layout), KernelError> {
         let unknown = "its type information does not describe those of modules";
         let layout = self.event_layout()?;
+        self.check_branches()?;
         let own = layout.module.as_ref().ok_or(KernelError::Tracepoints(unknown))?;
         Ok((layout, own))
     }

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use serde::Serialize;
 
 use super::boot::modules_in;
@@ -59,14 +59,23 @@ pub fn run(args: Args) -> anyhow::Result<u8> {
     let image = kernel;
     let kernel = super::inspect::open(&image, system_map.as_deref())?;
     let pattern = glob.as_deref().unwrap_or("*");
-    let mut found = matching(kernel.events()?, pattern, None);
+    let events = kernel.events().with_context(|| image.display().to_string())?;
+    let mut found = matching(events, pattern, None);
     let mut left_out = Vec::new();
     match modules {
         Some(dir) => {
             let dir = modules_in(dir, &image, kernel.release())?;
-            let more;
-            (more, left_out) = of_modules(&kernel, &dir, pattern)?;
-            found.extend(more);
+            match kernel.check_module_tracepoints() {
+                // Those of the kernel are there.
+                Err(error) if !found.is_empty() => {
+                    left_out.push(format!("events of modules are left out: {error}"));
+                }
+                _ => {
+                    let more;
+                    (more, left_out) = of_modules(&kernel, &dir, pattern)?;
+                    found.extend(more);
+                }
+            }
         }
         None if Functions::of(pattern).module().is_some() => {
             bail!("{pattern}: which modules? Use --modules DIR, or auto")

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use serde::Serialize;
 
-use crate::kernel::{Container, FtraceKind, Kernel, SiteStats, Source, Structs};
+use crate::kernel::{Container, FtraceKind, Kernel, KernelError, SiteStats, Source, Structs};
 
 /// Arguments of `vmtrace inspect`.
 #[derive(Debug, clap::Args)]
@@ -121,7 +121,11 @@ fn table(kernel: &Kernel) -> String {
     row("architecture", kernel.arch().name());
     row("image", &format!("{container}, {compression}"));
     row("relocatable", relocatable);
-    row("symbols", &kernel.symbols().len().to_string());
+    let of_functions_only = match kernel.check_traceable() {
+        Err(KernelError::FunctionSymbols) => ", of functions only: tracing needs --system-map",
+        _ => "",
+    };
+    row("symbols", &format!("{}{of_functions_only}", kernel.symbols().len()));
     row("structures", &structures);
     row("call sites", ftrace);
     let mut count = |name: &str, value: usize, note: &str| {

@@ -397,7 +397,10 @@ fn verdict(args: &Args, outcome: &Outcome) -> (Option<String>, Result<u8>) {
         None if outcome.summary.exit == Exit::Stopped && unfinished => {
             Err(anyhow!("stopped before --run had finished"))
         }
-        _ if unfinished => Err(anyhow!("the guest ended without reporting how --run had ended")),
+        _ if unfinished => Err(anyhow!(
+            "the guest ended without reporting how --run had ended: if it ran, the kernel has no driver for the port by which \
+             that is told (/dev/ttyS1: CONFIG_SERIAL_8250)"
+        )),
         _ => Ok(exit::DONE),
     };
     (None, code)

@@ -17,13 +17,13 @@ use crate::tracer::stops::{Moment, Stops, Stub};
 const PREPARE: &str = "ftrace_arch_code_modify_prepare";
 const FINISH: &str = "ftrace_arch_code_modify_post_process";
 
-/// More than either function has.
-const LONGEST: usize = 96;
+/// More than either function has: with KASAN they are longer.
+const LONGEST: usize = 256;
 /// How `movl $imm32, disp32(%rip)` begins, and `movb $imm8, disp32(%rip)`, to which clang shortens it; and their
 /// bytes.
 const STORES: [([u8; 2], usize); 2] = [([0xc7, 0x05], 10), ([0xc6, 0x05], 7)];
-/// `xor %eax, %eax`.
-const CLEAR: [u8; 2] = [0x31, 0xc0];
+/// What is stored.
+const VARIABLE: &str = "ftrace_poke_late";
 
 /// An instruction of the kernel at a link address.
 #[derive(Debug, PartialEq, Eq)]
@@ -38,8 +38,7 @@ fn find(
     function: &'static str,
     callees: &[&str],
 ) -> Option<Found<[u8; site::LEN]>> {
-    let start = kernel.symbols().address(function)?;
-    let body = kernel.bytes(start, LONGEST)?;
+    let (start, body) = body(kernel, function)?;
     let callees: Vec<u64> =
         callees.iter().filter_map(|name| kernel.symbols().address(name)).collect();
     (start..).zip(body.windows(site::LEN)).find_map(|(link, bytes)| {
@@ -50,20 +49,44 @@ fn find(
     })
 }
 
-/// The store behind the call that takes the lock. Before 5.15 the function returns 0, which may be
-/// put between the two.
-fn begin(kernel: &Kernel) -> Option<Found<&[u8]>> {
-    let behind = find(kernel, PREPARE, &LOCKS)?.link + site::LEN as u64;
-    let clears = kernel.bytes(behind, CLEAR.len())? == CLEAR;
-    let link = behind + if clears { CLEAR.len() as u64 } else { 0 };
-    let bytes = store(kernel.bytes(link, LONGEST)?)?;
-    Some(Found { link, bytes })
+/// Where a function begins, and its code.
+fn body<'a>(kernel: &'a Kernel, function: &str) -> Option<(u64, &'a [u8])> {
+    let start = kernel.symbols().address(function)?;
+    let end = kernel.symbols().next_after(start).unwrap_or(u64::MAX);
+    let len = usize::try_from(end - start).unwrap_or(LONGEST).min(LONGEST);
+    let len = (1..=len).rev().find(|&len| kernel.bytes(start, len).is_some())?;
+    Some((start, kernel.bytes(start, len)?))
 }
 
-/// The store that code begins with.
+/// The store behind the call that takes the lock. What compilers put between the two differs: the end of a frame, the 0
+/// that the function returns before 5.15, a sanitizer's check.
+fn begin(kernel: &Kernel) -> Option<Found<&[u8]>> {
+    let lock = find(kernel, PREPARE, &LOCKS)?;
+    let (start, body) = body(kernel, PREPARE)?;
+    let behind = usize::try_from(lock.link - start).ok()? + site::LEN;
+    let code = body.get(behind..)?;
+    let link = start + behind as u64;
+    let (at, bytes) = only_store(code, link, kernel.symbols().address(VARIABLE))?;
+    Some(Found { link: link + at as u64, bytes })
+}
+
+/// The one store of 1 into a variable in code at a link address, and how far into it that is. Not every kernel has the
+/// variable's symbol.
+fn only_store(code: &[u8], link: u64, variable: Option<u64>) -> Option<(usize, &[u8])> {
+    let mut found = (0..code.len()).filter_map(|at| {
+        let bytes = store(code.get(at..)?)?;
+        let target = i32::from_le_bytes(*bytes.get(2..)?.first_chunk()?);
+        let target = (link + (at + bytes.len()) as u64).wrapping_add_signed(target.into());
+        variable.is_none_or(|variable| variable == target).then_some((at, bytes))
+    });
+    found.next().filter(|_| found.next().is_none())
+}
+
+/// The store that code begins with, if it is one of 1.
 fn store(code: &[u8]) -> Option<&[u8]> {
     let (_, len) = STORES.iter().find(|(opcode, _)| code.starts_with(opcode))?;
-    code.get(..*len)
+    let bytes = code.get(..*len)?;
+    matches!(bytes.get(6..)?, [1] | [1, 0, 0, 0]).then_some(bytes)
 }
 
 /// The same store as `bytes` of one at `from`, at another address.
@@ -149,9 +172,30 @@ mod tests {
         assert_eq!(store(&long), Some(&long[..10]));
         assert_eq!(store(&short), Some(&short[..7]));
         assert_eq!((store(&short[..6]), store(&[0x90; 10])), (None, None));
+        let zero = [0xc7, 5, 0x34, 0x12, 0, 0, 0, 0, 0, 0];
+        assert_eq!(store(&zero), None, "what ends the change");
         let at = moved(&short[..7], 0xffff_ffff_8106_3d60, 0xffff_ffff_8106_3d00).unwrap();
         assert_eq!(at, [0xc6, 5, 0x99, 0x9a, 0x2e, 1, 1]);
         assert_eq!(moved(&long[..10], 0, 0x34).unwrap(), [0xc7, 5, 0, 0x12, 0, 0, 1, 0, 0, 0]);
         assert_eq!(moved(&short[..7], 1 << 40, 0), None, "out of reach");
+    }
+
+    // With frame pointers, or sanitizers, it is not right behind the call; a kernel without CONFIG_KALLSYMS_ALL does not
+    // say where the variable is.
+    #[test]
+    fn the_store_is_found_behind_what_compilers_put_before_it() {
+        const STORE: [u8; 10] = [0xc7, 5, 0x34, 0x12, 0, 0, 1, 0, 0, 0];
+        // pop %rbp, and mov $imm32, %rdi; call
+        let check = [0x48, 0xc7, 0xc7, 0, 0x10, 0, 0x82, 0xe8, 0, 0, 0, 0];
+        for before in [&[][..], &[0x5d], &[0x31, 0xc0, 0x5d], &check] {
+            let code = [before, &STORE, &[0xc3]].concat();
+            let at = before.len();
+            let variable = 0x1000 + at as u64 + 10 + 0x1234;
+            for named in [None, Some(variable)] {
+                assert_eq!(only_store(&code, 0x1000, named), Some((at, &STORE[..])));
+            }
+            assert_eq!(only_store(&code, 0x1000, Some(variable + 1)), None);
+            assert_eq!(only_store(&[&code[..], &STORE].concat(), 0x1000, None), None, "which?");
+        }
     }
 }
