@@ -111,6 +111,8 @@ fn table(kernel: &Kernel) -> String {
     let structures = match kernel.structs().map(Structs::source) {
         Ok(Source::Btf) => format!("by BTF, {} bytes", kernel.btf_len()),
         Ok(Source::Image) => "by init_task and code, as there is no usable BTF".to_owned(),
+        // The row of symbols says what to do.
+        Err(KernelError::FunctionSymbols) => "not known by symbols of functions only".to_owned(),
         Err(error) => error.to_string(),
     };
     let mut text = String::new();
@@ -122,7 +124,9 @@ fn table(kernel: &Kernel) -> String {
     row("image", &format!("{container}, {compression}"));
     row("relocatable", relocatable);
     let of_functions_only = match kernel.check_traceable() {
-        Err(KernelError::FunctionSymbols) => ", of functions only: tracing needs --system-map",
+        Err(KernelError::FunctionSymbols) => {
+            ", of functions only (built without CONFIG_KALLSYMS_ALL?): give the System.map of this very build by --system-map, or its unstripped vmlinux"
+        }
         _ => "",
     };
     row("symbols", &format!("{}{of_functions_only}", kernel.symbols().len()));

@@ -398,8 +398,8 @@ fn verdict(args: &Args, outcome: &Outcome) -> (Option<String>, Result<u8>) {
             Err(anyhow!("stopped before --run had finished"))
         }
         _ if unfinished => Err(anyhow!(
-            "the guest ended without reporting how --run had ended: if it ran, the kernel has no driver for the port by which \
-             that is told (/dev/ttyS1: CONFIG_SERIAL_8250)"
+            "the guest ended without reporting how --run had ended: if it ran, the kernel lacks a driver of the port by which \
+             that is told (/dev/ttyS1: CONFIG_SERIAL_8250, and on x86-64 CONFIG_SERIAL_8250_PNP)"
         )),
         _ => Ok(exit::DONE),
     };

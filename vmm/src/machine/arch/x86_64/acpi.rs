@@ -11,8 +11,7 @@ use acpi_tables::madt::{
 use acpi_tables::rsdp::Rsdp;
 use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
-use acpi_tables::{Aml, AmlSink, aml};
-use zerocopy::{Immutable, IntoBytes};
+use acpi_tables::{Aml, aml};
 
 use super::layout;
 use crate::devices::virtio::MmioTransport;
@@ -95,37 +94,7 @@ fn madt(cpus: u8) -> MADT {
         madt.add_structure(ProcessorLocalApic::new(id, id, EnabledStatus::Enabled));
     }
     madt.add_structure(IoApic::new(0, layout::IO_APIC, 0));
-    // Without an 8259 kernels know of no ISA interrupt but by their drivers for PNP devices. Who has only the plain driver
-    // of serial ports (no CONFIG_SERIAL_8250_PNP) could open none.
-    madt.add_structure(Override::isa(layout::COM1_GSI));
-    madt.add_structure(Override::isa(layout::COM2_GSI));
     madt
-}
-
-/// Interrupt source override: where an ISA interrupt is at the I/O APIC (ACPI 6.5, 5.2.12.5).
-#[derive(Clone, IntoBytes, Immutable)]
-#[repr(C)]
-struct Override {
-    kind: u8,
-    length: u8,
-    bus: u8,
-    source: u8,
-    gsi: [u8; 4],
-    flags: [u8; 2],
-}
-
-impl Override {
-    /// One that is where its number says, edge-triggered and active-high as on that bus.
-    fn isa(irq: u32) -> Self {
-        let gsi = irq.to_le_bytes();
-        Self { kind: 2, length: 10, bus: 0, source: gsi[0], gsi, flags: [0; 2] }
-    }
-}
-
-impl Aml for Override {
-    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        sink.vec(self.as_bytes());
-    }
 }
 
 fn dsdt(virtio: &[VirtioSlot]) -> Sdt {
@@ -234,8 +203,7 @@ mod tests {
             assert_eq!((&fadt[..4], sum(fadt), fadt.len()), (&b"FACP"[..], 0, 276));
             let madt = table(&bytes, word(xsdt, 44));
             assert_eq!((&madt[..4], sum(madt)), (&b"APIC"[..], 0));
-            assert_eq!(madt.len(), 44 + usize::from(cpus) * 8 + 12 + 2 * 10);
-            assert_eq!(&madt[madt.len() - 10..], [2, 10, 0, 3, 3, 0, 0, 0, 0, 0]);
+            assert_eq!(madt.len(), 44 + usize::from(cpus) * 8 + 12);
             let dsdt = table(&bytes, word(fadt, 140));
             assert_eq!((&dsdt[..4], sum(dsdt)), (&b"DSDT"[..], 0));
         }
