@@ -337,9 +337,13 @@ pub(super) fn run(
         say!("vmtrace: agent: {error}");
     }
     if let Some(reason) = &said.to_console {
+        let is = match args.console.as_str() {
+            // It may well be what the run was for.
+            "none" => "has gone with the guest's console, which --console none leaves out",
+            _ => "is mixed with the guest's console",
+        };
         say!(
-            "vmtrace: the output of --run is mixed with the guest's console: {reason} (--modules DIR gives the \
-             guest a driver)"
+            "vmtrace: the output of --run {is}: {reason} (--modules DIR gives the guest a driver)"
         );
     }
     if outcome.unwritten.bytes > 0 {
