@@ -128,7 +128,7 @@ impl Modules {
 
     /// The file of a module of this name; empty if there is none.
     pub fn path(&self, name: &str) -> PathBuf {
-        self.by_name.get(name).map(|module| self.dir.join(&module.file)).unwrap_or_default()
+        self.by_name.get(name).map(|module| module.file.clone()).unwrap_or_default()
     }
 
     fn parse_dep(&mut self, text: &str) {
@@ -137,7 +137,7 @@ impl Modules {
             let Some(name) = module_name(file) else { continue };
             // In modules.dep the list is already complete, outermost first.
             let needs = needs.split_whitespace().rev().filter_map(module_name).collect();
-            self.by_name.insert(name, Module { file: PathBuf::from(file), needs, other: None });
+            self.by_name.insert(name, Module { file: self.dir.join(file), needs, other: None });
         }
     }
 
@@ -414,6 +414,20 @@ mod tests {
         fs::remove_dir_all(dir.path().join("6.2")).unwrap();
         fs::rename(dir.path().join("6.1/kernel/a-b.ko.xz"), dir.path().join("a-b.ko")).unwrap();
         assert_eq!(Modules::open(dir.path()).unwrap().names().collect::<Vec<_>>(), ["a_b"]);
+    }
+
+    // Where a build tree is the working directory it is named so, and without modules.dep.
+    #[test]
+    fn a_directory_may_be_relative() {
+        let (here, listed, plain) = (std::env::current_dir().unwrap(), dir(), dir());
+        fs::remove_file(plain.path().join("modules.dep")).unwrap();
+        for dir in [listed, plain] {
+            let up: PathBuf = here.components().skip(1).map(|_| "..").collect();
+            let relative = up.join(dir.path().strip_prefix("/").unwrap());
+            let modules = Modules::open(&relative).unwrap();
+            assert_eq!(modules.read("base").unwrap(), elf());
+            assert_eq!(modules.path("base"), relative.join("kernel/base.ko"));
+        }
     }
 
     #[test]

@@ -122,7 +122,12 @@ pub(super) fn symbols(data: &[u8]) -> Option<Symbols> {
         let name = symbol.name(Le, table.strings()).ok().and_then(|n| str::from_utf8(n).ok());
         // Labels of the assembler and of the compiler are no names.
         let Some(name) = name.filter(|n| !n.is_empty() && !n.starts_with('.')) else { continue };
-        builder.push(symbol.st_value(Le), if code { b'T' } else { b'D' }, name.as_bytes());
+        let kind = match (code, symbol.st_bind()) {
+            (true, elf::STB_WEAK) => b'W',
+            (true, _) => b'T',
+            (false, _) => b'D',
+        };
+        builder.push(symbol.st_value(Le), kind, name.as_bytes());
     }
-    builder.finish()
+    builder.finish_ranked()
 }

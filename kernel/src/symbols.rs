@@ -156,8 +156,22 @@ impl Symbols {
                 builder.push(address, kind, name.as_bytes());
             }
         }
-        Ok(builder.finish())
+        Ok(builder.finish_ranked())
     }
+}
+
+/// How far behind others of its address the kernel would put a symbol, by type letter and name (`compare_symbols` of
+/// scripts/kallsyms.c).
+fn rank(text: &[u8]) -> (bool, bool, usize) {
+    let Some((kind, name)) = text.split_first() else { return (true, true, usize::MAX) };
+    let by_linker = name.len() >= 8
+        && name.strip_prefix(b"__").is_some_and(|rest| {
+            [&b"start_"[..], b"stop_", b"end_"].iter().any(|begin| rest.starts_with(begin))
+                || name.ends_with(b"_start")
+                || name.ends_with(b"_end")
+        });
+    let underscores = name.iter().take_while(|&&byte| byte == b'_').count();
+    (kind.eq_ignore_ascii_case(&b'W'), by_linker, underscores)
 }
 
 fn is_high(address: u64) -> bool {
@@ -232,7 +246,7 @@ impl Builder {
             return None;
         }
         if !self.addresses.is_sorted() {
-            self.sort();
+            self.sort_by_key(|_| ());
         }
         self.starts.push(u32::try_from(self.arena.len()).ok()?);
         let arena = String::from_utf8(self.arena).ok()?;
@@ -248,10 +262,19 @@ impl Builder {
         Some(Symbols { addresses, starts, arena, by_name: OnceLock::new() })
     }
 
-    /// Stable, so that the order within an address stays the kernel's own.
-    fn sort(&mut self) {
+    /// Of symbols that are not in the kernel's own order: those of an address come as it would have them.
+    pub(super) fn finish_ranked(mut self) -> Option<Symbols> {
+        if self.addresses.len() == self.starts.len() {
+            self.sort_by_key(rank);
+        }
+        self.finish()
+    }
+
+    /// By address, and within an address by what their texts are worth; stable, so that what is worth the same stays in its
+    /// order.
+    fn sort_by_key<K: Ord>(&mut self, worth: impl Fn(&[u8]) -> K) {
         let mut order: Vec<usize> = (0..self.addresses.len()).collect();
-        order.sort_by_key(|&i| self.addresses[i]);
+        order.sort_by_cached_key(|&i| (self.addresses[i], worth(self.text(i).unwrap_or_default())));
         let mut sorted = Self::with_capacity(order.len());
         for i in order {
             if sorted.begin() {
@@ -307,4 +330,41 @@ impl NameIndex {
 
 fn symbol_number(link: u32) -> Option<usize> {
     link.checked_sub(1).map(|i| index(i.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Records would have names of places where nothing is called, and `-f set_reset_devices` would list `_sinittext`.
+    #[test]
+    fn symbols_of_one_address_come_in_the_kernels_order() {
+        let text = "\
+ffffffff81000010 T __cpuidle_text_end
+ffffffff81000010 T rest_init
+ffffffff81000020 T __lock_text_start
+ffffffff81000020 T _raw_write_unlock_irqrestore
+ffffffff81000030 T _sinittext
+ffffffff81000030 t set_reset_devices
+ffffffff81000000 W abort
+ffffffff81000000 T __split_text_end
+ffffffff81000040 T __pfx_vfs_read
+ffffffff81000050 t second
+ffffffff81000050 t first
+";
+        let symbols = Symbols::parse_system_map(text).unwrap().unwrap();
+        let names = [0x00, 0x10, 0x20, 0x30, 0x40, 0x50]
+            .map(|at| symbols.primary_at(0xffff_ffff_8100_0000 + at).unwrap());
+        let expected = [
+            "__split_text_end",
+            "rest_init",
+            "_raw_write_unlock_irqrestore",
+            "set_reset_devices",
+            "__pfx_vfs_read",
+            "second",
+        ];
+        assert_eq!(names, expected);
+        let all = symbols.names_at(0xffff_ffff_8100_0020).collect::<Vec<_>>();
+        assert_eq!(all, ["_raw_write_unlock_irqrestore", "__lock_text_start"], "none is lost");
+    }
 }

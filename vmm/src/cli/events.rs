@@ -70,7 +70,8 @@ pub fn run(args: Args) -> anyhow::Result<u8> {
                 Err(error) if !found.is_empty() => {
                     left_out.push(format!("events of modules are left out: {error}"));
                 }
-                _ => {
+                Err(error) => return Err(error).context(image.display().to_string()),
+                Ok(()) => {
                     let more;
                     (more, left_out) = of_modules(&kernel, &dir, pattern)?;
                     found.extend(more);

@@ -20,13 +20,14 @@ pub(super) fn each(
     mut take: impl FnMut(&str, &[u8]) -> Result<()>,
 ) -> Result<Vec<String>> {
     let modules = Modules::open(dir)?;
-    let (mut any, mut several, mut release) = (false, Vec::new(), None);
+    let (mut any, mut several, mut other) = (false, Vec::new(), None);
     for name in modules.names().filter(|name| wanted(name)) {
         match modules.read(name) {
             Ok(data) => {
                 take(name, &data).with_context(|| modules.path(name).display().to_string())?;
                 any = true;
-                release = release.or_else(|| release_of(&data));
+                let is_other = |release: &String| is_another(release, kernel.release());
+                other = other.or_else(|| release_of(&data).filter(is_other));
             }
             Err(error @ Error::Several { .. }) => several.push((name, error)),
             Err(error) => return Err(error.into()),
@@ -42,7 +43,7 @@ pub(super) fn each(
     match several.pop() {
         Some((_, error)) if !any => Err(error.into()),
         last => {
-            let other = release.filter(|other| is_another(other, kernel.release())).map(|other| {
+            let other = other.map(|other: String| {
                 let (dir, release) = (dir.display(), kernel.release());
                 format!("{dir}: these are modules of Linux {other}, and the kernel is {release}")
             });

@@ -105,10 +105,13 @@ fn who_pauses_has_the_ends_when_tracing_goes_on() {
         Step::Does(|vm| goes_on(vm, TO)),
         Step::Asks(vec![Control::Pause]),
         Step::Runs(Duration::from_millis(300)),
+        // It may have come to it before the pause, and has given it back.
+        Step::Does(|vm| assert!(!is_held(&vm.fake, TO))),
         Step::Asks(vec![Control::Resume]),
         Step::Until(|vm| is_held(&vm.fake, TO)),
     ];
-    run(&subject, steps);
+    let ran = run(&subject, steps);
+    assert!(ran.answers.iter().all(|answer| answer.starts_with("OK")), "{:?}", ran.answers);
 }
 
 // All goes on as it was, and is changed as the user likes.
@@ -127,6 +130,9 @@ fn ends_that_cannot_be_followed_change_nothing() {
             assert!(!is_held(&vm.fake, TO));
             vm.records("vfs_read");
         }),
+        Step::Asks(vec![Control::TracerAdd("more=vfs_fsync".parse().unwrap())]),
+        Step::Does(|vm| vm.records("vfs_fsync")),
     ];
-    run(&subject, steps);
+    let ran = run(&subject, steps);
+    assert!(ran.answers.iter().all(|answer| answer.starts_with("OK")), "{:?}", ran.answers);
 }

@@ -467,9 +467,12 @@ impl FakeVm {
                 true
             }
             Step::Runs(time) => {
-                if let Some(rest) = time.checked_sub(TICK) {
-                    self.state.borrow_mut().steps.push_front(Step::Runs(rest));
+                let since = *self.state.borrow_mut().waits.get_or_insert_with(Instant::now);
+                if since.elapsed() >= time {
+                    self.state.borrow_mut().waits = None;
+                    return false;
                 }
+                self.state.borrow_mut().steps.push_front(step);
                 self.rest(TICK);
                 true
             }

@@ -402,8 +402,9 @@ fn verdict(args: &Args, outcome: &Outcome) -> (Option<String>, Result<u8>) {
             Err(anyhow!("stopped before --run had finished"))
         }
         _ if unfinished => Err(anyhow!(
-            "the guest ended without reporting how --run had ended: if it ran, the kernel lacks a driver of the port by which \
-             that is told (/dev/ttyS1: CONFIG_SERIAL_8250, and on x86-64 CONFIG_SERIAL_8250_PNP)"
+            "the guest ended without reporting how --run had ended: if the command has not ended it itself, the kernel may lack \
+             a driver of the port by which that is told (/dev/ttyS1: CONFIG_SERIAL_8250, and on x86-64 \
+             CONFIG_SERIAL_8250_PNP, on riscv64 CONFIG_SERIAL_OF_PLATFORM)"
         )),
         _ => Ok(exit::DONE),
     };

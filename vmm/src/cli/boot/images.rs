@@ -219,8 +219,10 @@ pub(super) fn initrd(args: &Args, guest: HostArch, release: &str) -> Result<Vec<
     if let Some(dir) = args.modules.as_ref().or(args.device_modules.as_ref()) {
         let modules = guest_modules(args, dir).inspect(|modules| {
             let mut contents = modules.iter().map(|module| &module.content);
-            let other = contents.find_map(|content| release_of(content));
-            if let Some(other) = other.filter(|other| is_another(other, release)) {
+            let other = contents.find_map(|content| {
+                release_of(content).filter(|other| is_another(other, release))
+            });
+            if let Some(other) = other {
                 say!(
                     "vmtrace: warning: {}: these are modules of Linux {other}, and the kernel is {release}: \
                      it refuses them (Exec format error), unless its versions of symbols (CONFIG_MODVERSIONS) are theirs",

@@ -75,7 +75,10 @@ impl Args {
                 .iter()
                 .chain(roots)
                 .filter_map(|glob| Some((glob, Functions::of(glob).module()?)));
-            notes.extend(waits.map(|(glob, module)| format!("{glob} waits for module {module}")));
+            notes.extend(waits.map(|(glob, module)| match no_modules(kernel) {
+                Some(why) => format!("{glob} is not traced: {why}"),
+                None => format!("{glob} waits for module {module}"),
+            }));
             let mut sites = limits.with_roots(selection.sites);
             let used = Use::of(
                 condition.as_ref(),
@@ -379,4 +382,11 @@ pub(super) fn uncovered(kernel: &Kernel, tracing: &Tracing, is_chosen: bool) {
             "vmtrace: returns of {count} of {all} functions are not (all) seen: {reason} (such as {examples})"
         );
     }
+}
+/// Why functions of modules cannot be traced, as far as the image says.
+fn no_modules(kernel: &Kernel) -> Option<String> {
+    if kernel.symbols().address("do_init_module").is_none() {
+        return Some("the kernel has no modules (CONFIG_MODULES)".to_owned());
+    }
+    kernel.btf().err().map(|error| format!("where modules are is not known: {error}"))
 }
