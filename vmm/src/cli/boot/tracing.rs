@@ -383,6 +383,7 @@ pub(super) fn uncovered(kernel: &Kernel, tracing: &Tracing, is_chosen: bool) {
         );
     }
 }
+
 /// Why functions of modules cannot be traced, as far as the image says.
 fn no_modules(kernel: &Kernel) -> Option<String> {
     if kernel.symbols().address("do_init_module").is_none() {
