@@ -269,6 +269,34 @@ impl Tracing {
         tracers.any(|tracer| tracer.wants_aid() && tracer.has(function) && !tracer.has(of))
     }
 
+    /// Whether somebody records calls of a function (site) until they end.
+    pub(super) fn pairs_calls_of(&self, function: u32) -> bool {
+        self.present().any(|(_, tracer)| tracer.pairs_calls() && tracer.has(function))
+    }
+
+    /// Functions (sites) of which calls were seen to go on through a pointer where their tracer sees no end of them, each
+    /// with such a function (link address).
+    pub(super) fn not_followed(&self, kernel: &Kernel) -> BTreeMap<u32, u64> {
+        let mut found = BTreeMap::new();
+        let Ok(exits) = kernel.exits() else { return found };
+        let all = with_site(exits.all());
+        let is_whole = |site: u32| self.sees_ends(exits, site);
+        for (_, tracer) in self.present().filter(|(_, tracer)| tracer.pairs_calls()) {
+            for &(function, target) in &self.learned {
+                let has = |site: u32| tracer.has(site);
+                let is_seen =
+                    has(target) || tracer.wants_aid() && closes(all, target, has, is_whole);
+                if has(function)
+                    && !is_seen
+                    && let Some(target) = kernel.sites().get(target as usize)
+                {
+                    found.entry(function).or_insert(target.entry);
+                }
+            }
+        }
+        found
+    }
+
     /// Functions (sites) with all of their exits known of which a tracer sees calls, but not all of their ends: they may
     /// be left by a jump to a function (link address) whose ends are not all seen unless that is traced, too.
     #[must_use]

@@ -89,6 +89,7 @@ impl Controller {
                 self.summary.notes.extend(unseen);
                 self.summary.notes.extend(self.unswitched.notes());
                 self.summary.notes.extend(self.never_loaded());
+                self.summary.notes.extend(self.not_followed());
                 relay.traced(history.finish());
                 let ending = relay.finish(self.summary.clone(), grace);
                 let notes = self.summary.notes.len();

@@ -5,6 +5,7 @@ use super::controller::{Controller, Stage};
 use super::vm::Vm;
 use crate::relay::Relay;
 use crate::stream::MarkKind;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// How often the guest pauses for that. A change of many functions takes longer (most of it while the guest runs), and no
@@ -24,6 +25,8 @@ const CHANGES: u32 = 24;
 pub(super) struct Jumps {
     /// Sites of functions, each with that of one in which calls of it went on.
     new: Vec<(u32, u32)>,
+    /// Sites of functions, each with where calls of it went on that is no function of the kernel's own that can be traced.
+    elsewhere: BTreeMap<u32, u64>,
     due: Option<Instant>,
     changes: u32,
     failures: u32,
@@ -47,6 +50,28 @@ impl Controller {
         self.jumps.due.filter(|_| !self.jumps.new.is_empty())
     }
 
+    /// Calls of a function went on in a function of a module, or in one that cannot be traced, which is not followed.
+    fn goes_elsewhere(&mut self, function: u32, target: u64) {
+        let is_traced = self.functions.values().any(|it| it.site.entry == target);
+        if !is_traced && self.tracing.pairs_calls_of(function) {
+            self.jumps.elsewhere.entry(function).or_insert(target);
+        }
+    }
+
+    /// What there is to say of calls that went on where their ends are not seen.
+    pub(super) fn not_followed(&self) -> Option<String> {
+        let mut found = self.tracing.not_followed(&self.kernel);
+        found.extend(&self.jumps.elsewhere);
+        let (&function, &target) = found.first_key_value()?;
+        let target = self.kernel.symbols().primary_at(target).unwrap_or("one of a module");
+        Some(format!(
+            "calls of {} functions have no end where they go on, through pointers, in functions whose ends are not all seen (such \
+             as {} in {target})",
+            found.len(),
+            self.name(function as usize)
+        ))
+    }
+
     /// Has calls end in what they were seen to go on in.
     pub(super) fn follow_jumps(&mut self, machine: &dyn Vm) {
         let told = self.relay.as_ref().map(Relay::jumps).unwrap_or_default();
@@ -57,8 +82,11 @@ impl Controller {
                 sites.get(first).filter(|site| site.entry == address)?;
                 u32::try_from(first).ok()
             };
-            // Functions of modules, and what cannot be traced, are not followed.
-            let (Some(function), Some(target)) = (site(function), site(target)) else { continue };
+            let Some(function) = site(function) else { continue };
+            let Some(target) = site(target) else {
+                self.goes_elsewhere(function, target);
+                continue;
+            };
             match self.tracing.lacks_ends(function, target) {
                 true => self.jumps.new.push((function, target)),
                 // Another tracer may.

@@ -1,11 +1,12 @@
 //! Calls that were seen to go on in a function by a jump through a pointer.
 
 use super::fake_guest::Fake;
-use super::machine::{FakeVm, Ran, Step, Trouble};
+use super::fake_guest::module::CODE;
+use super::machine::{FakeVm, OF_MODULE, Ran, Step, Trouble};
 use super::orders::{RETURN, patch};
 use super::{BEGIN, END, Subject, boot, call};
 use std::time::Duration;
-use vmtrace::kernel::{Exit, ExitKind, Kernel};
+use vmtrace::kernel::{Coverage, Exit, ExitKind, Kernel};
 use vmtrace::serve::Control;
 use vmtrace_trampolines::x86_64::INDIRECT_CALL;
 
@@ -31,14 +32,19 @@ fn is_held(fake: &Fake, function: &str) -> bool {
 /// A call of the function goes on there, and is recorded.
 fn goes_on(vm: &FakeVm, to: &str) {
     let kernel = &vm.fake.kernel;
+    goes_to(vm, vm.fake.runtime(kernel.sites()[kernel.site_of(to).unwrap()].entry));
+}
+
+/// The same by run-time address.
+fn goes_to(vm: &FakeVm, to: u64) {
+    let kernel = &vm.fake.kernel;
     let exit = exit_of(kernel, JUMPS, |exit| matches!(exit.kind, ExitKind::Indirect { .. }));
     let found = vm.fake.read_vec(vm.fake.at(exit.address), 5).try_into().unwrap();
     // It jumps to a stub, whose call of the program names it.
     let [0xe9, distance @ ..]: [u8; 5] = found else { panic!("{exit:?} is as it was") };
     let behind = vm.fake.runtime(exit.address) + 5;
     let stub = behind.wrapping_add_signed(i32::from_le_bytes(distance).into());
-    let to = kernel.sites()[kernel.site_of(to).unwrap()].entry;
-    let fields = [0xffff_c900_0000_1000, vm.fake.runtime(to)];
+    let fields = [0xffff_c900_0000_1000, to];
     vm.writes(stub + INDIRECT_CALL, vm.fake.link("vfs_statx"), PROGRAM, &fields);
 }
 
@@ -78,6 +84,37 @@ fn calls_end_in_what_they_went_on_in() {
     ];
     let ran = run(&subject, steps);
     assert_eq!(ran.outcome().summary.lost(), 0);
+    assert!(!ran.notes().contains("through pointers"), "{}", ran.notes());
+}
+
+// They stay open, and nobody would know why.
+#[test]
+fn calls_that_go_on_where_no_end_is_seen_are_told() {
+    fn partial(kernel: &Kernel) -> usize {
+        let exits = kernel.exits().unwrap();
+        let is_partial = |site: &usize| {
+            matches!(exits.coverage(*site), Coverage::Partial(_))
+                && kernel.site_name(&kernel.sites()[*site]).is_some()
+        };
+        (0..kernel.sites().len()).find(is_partial).unwrap()
+    }
+    let subject = Subject::new("x86_64-6.12");
+    let told = |goes: fn(&FakeVm), name: &str| {
+        let steps = vec![add(), Step::Does(goes), Step::Runs(Duration::from_millis(300))];
+        let notes = run(&subject, steps).notes();
+        let expected = format!("(such as {JUMPS} in {name})");
+        assert!(
+            notes.contains("calls of 1 functions have no end") && notes.contains(&expected),
+            "{notes}"
+        );
+    };
+    let kernel = subject.kernel();
+    let name = kernel.site_name(&kernel.sites()[partial(kernel)]).unwrap();
+    told(
+        |vm| goes_to(vm, vm.fake.runtime(vm.fake.kernel.sites()[partial(&vm.fake.kernel)].entry)),
+        name,
+    );
+    told(|vm| goes_to(vm, CODE + OF_MODULE[0]), "one of a module");
 }
 
 // The guest's own ftrace may be about to change the very same function.
