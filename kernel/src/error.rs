@@ -60,8 +60,8 @@ pub enum KernelError {
     Damaged(String),
     /// No symbol names anywhere.
     #[error(
-        "no symbols: the image has no kallsyms tables (built without CONFIG_KALLSYMS?) and no ELF \
-         symbol table; give a System.map of this very build, or a kernel with CONFIG_KALLSYMS=y"
+        "no symbols: the image has no ELF symbol table, and no kallsyms tables, which all kernels with \
+         CONFIG_FUNCTION_TRACER have; use a kernel with it, or give a System.map of this very build"
     )]
     NoSymbols,
     /// kallsyms tables with functions only.

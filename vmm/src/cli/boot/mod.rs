@@ -480,7 +480,13 @@ pub fn run(mut args: Args) -> Result<u8> {
     if tracing.may_want_exits() {
         let exits = kernel.exits();
         if !tracing.returning().is_empty() {
-            exits.with_context(|| format!("--graph: {}", image.display()))?;
+            let asked = match () {
+                () if args.graph => "--graph: ",
+                () if args.boot_report => "--boot-report: ",
+                () if args.trace_boot => "--trace-boot: ",
+                () => "where calls end is asked for: ",
+            };
+            exits.with_context(|| format!("{asked}{}", image.display()))?;
         }
     }
     if args.kaslr && args.boot_image.is_none() && kernel.bzimage().is_none() {
