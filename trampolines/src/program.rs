@@ -39,6 +39,17 @@ pub enum Point {
     Tail,
     /// In place of a function's return: ends it.
     Return,
+    /// Called where a function without a site returns, by a stub that returns in its place. Who has called it may have kept
+    /// something in any register that it is known not to change (gcc's `-fipa-ra`, which is off where functions have sites).
+    Beyond,
+}
+
+impl Point {
+    /// Whether a function returns there.
+    #[must_use]
+    pub const fn returns(self) -> bool {
+        matches!(self, Self::Return | Self::Beyond)
+    }
 }
 
 /// What a record has beside what all have: words of 8 bytes.
@@ -278,7 +289,7 @@ impl Counts {
             | Self::Forget
             | Self::Sort(..)
             | Self::Begin(..) => point == Point::Entry,
-            Self::End(..) => point != Point::Entry,
+            Self::End(..) => matches!(point, Point::Return | Point::Tail),
             Self::Untold(_) | Self::Mark(..) => point == Point::Tail,
         }
     }
@@ -565,7 +576,7 @@ impl Program {
         }
         if let Some(calls) = self.since {
             let ends = matches!(self.counts, None | Some(Counts::Untold(_) | Counts::Down { .. }));
-            if self.point == Point::Entry || !ends {
+            if matches!(self.point, Point::Entry | Point::Beyond) || !ends {
                 return Err(ProgramError::Counts("does not look for what has begun"));
             }
             check_calls(calls)?;
@@ -586,7 +597,7 @@ impl Program {
         for (index, &field) in self.fields.iter().enumerate() {
             let known = match field {
                 Field::Stack => true,
-                Field::Argument(_) => self.point != Point::Return,
+                Field::Argument(_) => !self.point.returns(),
                 Field::Value => self.point == Point::Return,
                 Field::Target => self.point == Point::Tail,
                 Field::Failed | Field::Context => true,

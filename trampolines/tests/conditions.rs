@@ -48,7 +48,7 @@ impl Random {
         let operand = match kind {
             2 => Operand::Cpu,
             3 => Operand::Task(NAME.0 + 4 * self.below(3) as u32),
-            _ if point == Point::Tail => Operand::Task(NAME.0),
+            _ if matches!(point, Point::Tail | Point::Beyond) => Operand::Task(NAME.0),
             _ if point == Point::Return => {
                 Operand::Value { bytes: 1 << self.below(4), signed: self.below(2) == 0 }
             }
@@ -171,11 +171,8 @@ fn check(
     program: &Program,
     (from, caller): (&FakeGuest, u64),
 ) -> (u32, u32) {
-    match program.point {
-        Point::Entry => guest.call_from(SITE, guest.compiled().len() - 1),
-        Point::Tail => drop(guest.tail_from(SITE, 0)),
-        Point::Return => drop(guest.return_from(SITE, 0)),
-    }
+    let number = if program.point == Point::Entry { guest.compiled().len() - 1 } else { 0 };
+    guest.come_from(SITE, program.point, number);
     let condition = program.condition.as_ref().unwrap();
     let mut tail = guest.ring(0).start();
     let (mut yes, mut no) = (0, 0);
@@ -244,7 +241,8 @@ fn exactly_the_calls_that_are_meant_are_recorded_and_counted() {
         followed().1[pid].store(1, Ordering::Relaxed);
     }
     for round in 0..if cfg!(target_arch = "riscv64") { 150 } else { 1500 } {
-        let point = [Point::Entry, Point::Entry, Point::Tail, Point::Return][round % 4];
+        let points = [Point::Entry, Point::Entry, Point::Tail, Point::Return, Point::Beyond];
+        let point = points[round % points.len()];
         let addressing = ADDRESSINGS[random.below(ADDRESSINGS.len() as u64) as usize];
         let depth = random.below(4);
         let condition = random.condition(point, caller, depth);
@@ -255,7 +253,7 @@ fn exactly_the_calls_that_are_meant_are_recorded_and_counted() {
         let program = Program { point, condition: Some(condition), ..entry_program() };
         let mut guest =
             FakeGuest::with(1, 1 << 16, addressing, Overflow::Drop, std::slice::from_ref(&program));
-        if round % 4 == 1 {
+        if round % points.len() == 1 {
             // The same calls are counted, by a program that goes on to the one that records them.
             let distance = guest.heap().0.wrapping_sub(guest.function(SITE).into());
             let counts = Some(Counts::Up(Counters { distance, stride: 4096, rounds: false }));

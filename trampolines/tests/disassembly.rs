@@ -23,7 +23,7 @@ fn overflows() -> impl Strategy<Value = Overflow> {
 
 fn program() -> impl Strategy<Value = (Program, Overflow)> {
     let overflow = overflows();
-    let point = prop_oneof![Just(Point::Entry), Just(Point::Return)];
+    let point = prop_oneof![Just(Point::Entry), Just(Point::Return), Just(Point::Beyond)];
     (0..2048_u16, 1..=256_u16, point, overflow).prop_flat_map(
         |(number, tracers, point, overflow)| {
             let field =
@@ -31,6 +31,7 @@ fn program() -> impl Strategy<Value = (Program, Overflow)> {
                     (0..64, _) => Field::Stack,
                     (64..96, _) => Field::Context,
                     (_, Point::Return) => Field::Value,
+                    (_, Point::Beyond) => Field::Stack,
                     (_, Point::Entry | Point::Tail) => Field::Argument(argument),
                 });
             prop::collection::vec(field, 0..=28).prop_map(move |fields| {
@@ -217,7 +218,8 @@ proptest! {
         prop_assert_eq!(all.iter().map(|one| one.len).sum::<usize>(), bytes.len(), "all decodes");
         let written = paths(&all)?;
         let free: &[&str] = match program.point {
-            Point::Entry | Point::Tail => &["r10", "r11"],
+            // r10 and r11 are saved by the stub.
+            Point::Entry | Point::Tail | Point::Beyond => &["r10", "r11"],
             // rax and rdx are kept in rsi and rdi: see the tests that run it.
             Point::Return => &["rsi", "rdi", "r10", "r11", "rax", "rdx"],
         };
@@ -243,7 +245,7 @@ proptest! {
         let mut free = vec!["t2", "t3", "t4", "t5", "t6"];
         match program.point {
             Point::Entry | Point::Tail => free.push("t1"),
-            Point::Return => free.extend(["t0", "a2", "a3", "a4", "a5", "a6", "a7"]),
+            Point::Return | Point::Beyond => free.extend(["t0", "a2", "a3", "a4", "a5", "a6", "a7"]),
         }
         // Saved below the stack pointer, and put back from where they were.
         free.extend(["a0", "a1", "a2", "a3", "sp"]);

@@ -35,7 +35,7 @@ fn marking(marks: Marks) -> Program {
 fn ends_are_recorded_where_there_is_a_mark() {
     let mut random = Random(0x2d35_8dcc_aa6c_78a5);
     for addressing in ADDRESSINGS {
-        for point in [Point::Return, Point::Tail] {
+        for point in [Point::Return, Point::Tail, Point::Beyond] {
             let mut guest = FakeGuest::new(1, 1 << 16, addressing, Overflow::Drop);
             let (address, all) = words(Marks::SIZE / 8 + 512);
             let marks = Marks { address: address.next_multiple_of(4096) };
@@ -62,10 +62,7 @@ fn ends_are_recorded_where_there_is_a_mark() {
                 let other = marked.iter().filter(|_| lost).map(|&(place, word)| (place, word + 64));
                 let other: Vec<_> = other.collect();
                 other.iter().for_each(|&(at, word)| all[at].store(word, Ordering::Relaxed));
-                match point {
-                    Point::Tail => drop(guest.tail_from(1, end)),
-                    _ => drop(guest.return_from(1, end)),
-                }
+                guest.come_from(1, point, end);
                 guest.call(1, point, &mut random, &[]);
                 let mut records = Vec::new();
                 guest.drain(0, &mut tail, |record| records.push(record));
@@ -87,7 +84,7 @@ fn ends_are_recorded_where_there_is_a_mark() {
 #[test]
 fn marks_that_cannot_be_are_refused() {
     let marks = Marks { address: 0x10000 };
-    for point in [Point::Return, Point::Tail] {
+    for point in [Point::Return, Point::Tail, Point::Beyond] {
         assert_eq!(ending(point, marks).check(), Ok(()));
     }
     assert_eq!(marking(marks).check(), Ok(()));

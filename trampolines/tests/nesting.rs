@@ -80,7 +80,7 @@ impl Row {
             }
             None => {
                 let call = self.levels[0];
-                if point == Point::Return && call < sp && sp - call < STACK {
+                if point.returns() && call < sp && sp - call < STACK {
                     self.levels.fill(0);
                 }
                 depth.is_none() && self.is_open(1, sp)
@@ -130,7 +130,8 @@ fn calls_are_meant_as_deep_as_they_are() {
     ];
     let entered = ENTERED.map(|call| (Point::Entry, call));
     let jumps = [Call::Ends, Call::GoesOn, Call::MayGoOn].map(|call| (Point::Tail, call));
-    let mut calls = [&entered[..], &[(Point::Return, Call::Ends)]].concat();
+    let returns = [Point::Return, Point::Beyond].map(|point| (point, Call::Ends));
+    let mut calls = [&entered[..], &returns].concat();
     if cfg!(target_arch = "x86_64") {
         calls.extend(jumps);
     }
@@ -144,11 +145,7 @@ fn calls_are_meant_as_deep_as_they_are() {
             let plain = Program { point, fields: vec![Field::Stack], ..entry_program() };
             let program = Program { nesting: Some(nesting), ..plain.clone() };
             let programs = [plain, program].map(|it| nested.guest.add(&it, addressing, None));
-            let install = |guest: &FakeGuest, program| match point {
-                Point::Entry => guest.call_from(1, program),
-                Point::Tail => drop(guest.tail_from(1, program)),
-                Point::Return => drop(guest.return_from(1, program)),
-            };
+            let install = |guest: &FakeGuest, program| guest.come_from(1, point, program);
             let mut tail = nested.guest.ring(0).start();
             nested.guest.set_current(0, 1);
             let mut stack = |nested: &mut Nested, random: &mut Random| {

@@ -16,6 +16,7 @@ enum Kind {
     Entry,
     Tail,
     Return,
+    Beyond,
 }
 
 impl Random {
@@ -45,7 +46,7 @@ impl Random {
         let field = |random: &mut Self| {
             let argument = random.below(ARGUMENTS.len() as u64 + 8) as u8;
             match (random.below(6), point) {
-                (0, _) => Field::Stack,
+                (0, _) | (_, Point::Beyond) => Field::Stack,
                 (_, Point::Return) => Field::Value,
                 (1, Point::Entry | Point::Tail) => Field::Read(random.read(argument)),
                 (_, Point::Entry | Point::Tail) => Field::Argument(argument),
@@ -85,6 +86,7 @@ fn check(kind: Kind, program: &Program, guest: &FakeGuest, random: &mut Random, 
         Kind::Entry => guest.function(site),
         Kind::Tail => guest.tail_from(site, 0),
         Kind::Return => guest.return_from(site, 0),
+        Kind::Beyond => guest.beyond_from(site, 0),
     };
     let task = guest.set_current(0, 4711);
     let mut tail = guest.ring(0).start();
@@ -171,10 +173,11 @@ fn every_kind_of_program_records_what_it_says_and_keeps_the_rest() {
     let mut random = Random(0x1234_5678_9abc_def1);
     for overflow in [Overflow::Drop, Overflow::Overwrite] {
         for addressing in ADDRESSINGS {
-            for kind in [Kind::Entry, Kind::Tail, Kind::Return] {
+            for kind in [Kind::Entry, Kind::Tail, Kind::Return, Kind::Beyond] {
                 for round in 0..10 {
                     let point = match kind {
                         Kind::Return => Point::Return,
+                        Kind::Beyond => Point::Beyond,
                         Kind::Entry | Kind::Tail => Point::Entry,
                     };
                     let program = random.program(point);

@@ -61,13 +61,11 @@ fn all_registers_but_r10_r11_and_flags_survive() {
 #[test]
 fn the_state_of_the_cpu_is_that_of_the_call() {
     for (addressing, overflow) in VARIANTS {
-        for point in [Point::Entry, Point::Return] {
+        for point in [Point::Entry, Point::Return, Point::Beyond] {
             let fields = vec![Field::Stack, Field::Context];
             let program = Program { point, fields, ..entry_program() };
             let guest = FakeGuest::with(1, 1 << 15, addressing, overflow, &[program]);
-            if point == Point::Return {
-                guest.return_from(0, 0);
-            }
+            guest.come_from(0, point, 0);
             guest.set_current(0, 1);
             guest.set_upper(0, 0x8000_0000);
             let states = [

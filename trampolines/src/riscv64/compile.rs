@@ -16,7 +16,7 @@ use crate::branch::branch;
 use crate::context::part;
 use crate::displacement::at;
 use crate::layout::{CONTROL_SIZE, below};
-use crate::program::{Code, Field, Overflow, Point, Program, ProgramError};
+use crate::program::{Code, Field, Overflow, Program, ProgramError};
 use crate::reads::Reads;
 use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
 
@@ -60,7 +60,7 @@ fn record(
 ) -> Result<Code, ProgramError> {
     let mut ops = Assembler::new(0);
     let Registers { link, control } = registers(program.point);
-    let returns = program.point == Point::Return;
+    let returns = program.point.returns();
     let leave = ops.new_dynamic_label();
     let mut endings = Vec::new();
     let test = |ops: &mut Assembler, endings: &mut Vec<usize>| {

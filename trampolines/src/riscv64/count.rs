@@ -121,7 +121,7 @@ fn count_down(
         ; add t3, t3, t4
         ; bnez t3, =>leave
     );
-    let returns = point == Point::Return;
+    let returns = point.returns();
     if returns {
         let Registers { link, .. } = registers(point);
         dynasm!(ops; .arch riscv64; lwu t0, [X(link), 4]);

@@ -16,8 +16,8 @@ pub(super) fn nested(
 ) -> Result<(), ProgramError> {
     row(ops, nesting)?;
     match (point, nesting.depth) {
-        (Point::Return, None) => left(ops, nesting, leave),
-        (Point::Return, Some(_)) => left_level(ops, nesting, leave),
+        (Point::Return | Point::Beyond, None) => left(ops, nesting, leave),
+        (Point::Return | Point::Beyond, Some(_)) => left_level(ops, nesting, leave),
         (Point::Entry, _) if nesting.call == Call::Fresh => fresh(ops, nesting, leave),
         (Point::Entry, None) => entered(ops, nesting, leave)?,
         (Point::Entry, Some(depth)) => entered_level(ops, (nesting, depth), leave)?,

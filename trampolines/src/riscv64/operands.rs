@@ -49,7 +49,7 @@ pub(super) struct Registers {
 pub(super) const fn registers(point: Point) -> Registers {
     match point {
         Point::Entry | Point::Tail => Registers { link: 5, control: 6 },
-        Point::Return => Registers { link: 6, control: 5 },
+        Point::Return | Point::Beyond => Registers { link: 6, control: 5 },
     }
 }
 
@@ -113,7 +113,7 @@ pub(super) fn end(ops: &mut Assembler, point: Point) -> usize {
     // Harts predict what is jumped to by ra from calls: a function's return must stay one.
     match point {
         Point::Entry | Point::Tail => dynasm!(ops; .arch riscv64; jr t0),
-        Point::Return => dynasm!(ops; .arch riscv64; ret),
+        Point::Return | Point::Beyond => dynasm!(ops; .arch riscv64; ret),
     }
     ending
 }

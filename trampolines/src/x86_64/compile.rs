@@ -25,6 +25,9 @@ use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
 /// return address on top (into the function, behind the site; or into a stub) and that of the
 /// function below it. All else is kept.
 ///
+/// Where a function without a site returns: as at a way to another function, with `r10` and `r11` of its caller's between the
+/// two return addresses.
+///
 /// Its return: entered by a jump with the low half of the site's address in `ecx`. `rcx`, `rsi`,
 /// `rdi`, `r8` to `r11` and the flags are free, as they are to a caller.
 ///
@@ -95,7 +98,7 @@ pub fn compile(
         (Some(Counts::Untold(calls)), _) => untold(&mut ops, calls)?,
         (Some(Counts::Mark(marks, going)), _) => mark(&mut ops, (marks, going), not_meant)?,
         (None, Point::Tail) if since.is_some() => tail(&mut ops, program, &operands, values)?,
-        (None, Point::Entry | Point::Tail) => {
+        (None, Point::Entry | Point::Tail | Point::Beyond) => {
             entry(&mut ops, program, &operands, values, &mut reads)?;
         }
         (None, Point::Return) => {
@@ -328,8 +331,9 @@ fn entry(
     values: &Values,
     reads: &mut Reads,
 ) -> Result<(), ProgramError> {
-    // Bytes on the stack beside rax and rdx.
+    // Bytes on the stack beside rax and rdx, and below the return address into the stub.
     let mut more = 0;
+    let kept = if program.point == Point::Beyond { BEYOND } else { 0 };
     if program.fields.contains(&Field::Target) {
         dynasm!(ops; .arch x64; push r11);
         more = 8;
@@ -341,7 +345,7 @@ fn entry(
     find_control(ops, values)?;
     reserve(ops, operands);
     dynasm!(ops; .arch x64
-        ; mov rdx, [rsp + more + 24]
+        ; mov rdx, [rsp + more + kept + 24]
         ; mov [r10 + (values.rings + at(below::CALLER))], edx
     );
     let mut in_rdx = None;
@@ -504,6 +508,28 @@ fn tail(
     );
     Ok(())
 }
+
+/// The stub at `address` of the return of a function without a site: calls a `program` of [`Point::Beyond`] with what its caller
+/// may have kept in `r10` and `r11` saved, and returns by `leave`, the guest's own instruction. What the program returns to
+/// ([`BEYOND_CALL`]) names it. `None` when the program is out of reach.
+#[must_use]
+pub fn beyond_stub(address: u64, program: u64, leave: [u8; 5]) -> Option<[u8; 18]> {
+    let mut code = [0; 18];
+    // push r10; push r11
+    code[..4].copy_from_slice(&[0x41, 0x52, 0x41, 0x53]);
+    code[4..9].copy_from_slice(&jump(0xe8, address.wrapping_add(4), program)?);
+    // pop r11; pop r10
+    code[9..13].copy_from_slice(&[0x41, 0x5b, 0x41, 0x5a]);
+    code[13..].copy_from_slice(&leave);
+    Some(code)
+}
+
+/// Bytes from a [`beyond_stub`] to where its call returns to.
+pub const BEYOND_CALL: u64 = 9;
+/// Bytes from a [`beyond_stub`] to where it returns.
+pub const BEYOND_RETURN: u64 = 13;
+/// Bytes that it has on the stack.
+pub(super) const BEYOND: i32 = 16;
 
 /// What probes of a tracepoint are called by: a function at `address` that calls `program`, which
 /// finds the probe's arguments, and returns. What the program returns to ([`PROBE_CALL`]) names it.

@@ -1,6 +1,7 @@
 //! Compiles conditions: whether a call is recorded. They use `r10`, the flags and, where there are
 //! arguments, `r11`, and write nothing.
 
+use super::marks::BELOW;
 use super::operands::{ARGUMENTS, Assembler, disp};
 use super::sort::SAVED;
 use super::{Addressing, Values};
@@ -54,6 +55,9 @@ impl Branches for Tests<'_> {
                 // Below the return address into the function, or into the stub.
                 match (point, timed) {
                     (Point::Return, _) => dynasm!(ops; .arch x64; mov r10, [rsp]),
+                    (Point::Beyond, _) => {
+                        dynasm!(ops; .arch x64; mov r10, [rsp + BELOW]);
+                    }
                     (_, false) => dynasm!(ops; .arch x64; mov r10, [rsp + 8]),
                     (_, true) => dynasm!(ops; .arch x64; mov r10, [rsp + 8 + SAVED]),
                 }

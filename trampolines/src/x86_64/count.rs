@@ -59,7 +59,9 @@ pub(super) fn count_down(
     match (point, saved) {
         (Point::Return, _) => dynasm!(ops; .arch x64; mov r10d, ecx),
         (Point::Tail, true) => dynasm!(ops; .arch x64; mov r10, [rsp + SAVED]),
-        (Point::Entry | Point::Tail, _) => dynasm!(ops; .arch x64; mov r10, [rsp]),
+        (Point::Entry | Point::Tail | Point::Beyond, _) => {
+            dynasm!(ops; .arch x64; mov r10, [rsp]);
+        }
     }
     let stop = ops.offset().0;
     ops.extend(trap);

@@ -1,5 +1,6 @@
 //! Compiles marks of calls that have gone on in another function.
 
+use super::compile::BEYOND;
 use super::operands::{Assembler, disp};
 use crate::histogram::Calls;
 use crate::marks::{MARKS, MarkIf, Marks};
@@ -9,6 +10,8 @@ use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
 const RSP: u8 = 4;
 const R11: u8 = 11;
 const LESS: i32 = Marks::LESS as i32;
+/// From a program's stack pointer to that of a function without a site when it returns.
+pub(super) const BELOW: i32 = BEYOND + 8;
 
 /// Leaves the number of the place of what is in this register, of so many bits, in r10.
 fn place(ops: &mut Assembler, register: u8, bits: i8) {
@@ -64,11 +67,16 @@ pub(super) fn marked(
     marks: Marks,
     ends: DynamicLabel,
 ) -> Result<(), ProgramError> {
-    let key = if point == Point::Tail {
-        RSP
-    } else {
-        dynasm!(ops; .arch x64; lea r11, [rsp - LESS]);
-        R11
+    let key = match point {
+        Point::Tail => RSP,
+        Point::Beyond => {
+            dynasm!(ops; .arch x64; lea r11, [rsp + (BELOW - LESS)]);
+            R11
+        }
+        Point::Entry | Point::Return => {
+            dynasm!(ops; .arch x64; lea r11, [rsp - LESS]);
+            R11
+        }
     };
     place(ops, key, Marks::BITS);
     let places = disp(MARKS, marks.address)?;

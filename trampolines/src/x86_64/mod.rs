@@ -28,7 +28,8 @@ mod switch;
 mod timed;
 
 pub use compile::{
-    INDIRECT_CALL, PROBE_CALL, compile, indirect_jump, indirect_stub, probe, return_stub, tail_stub,
+    BEYOND_CALL, BEYOND_RETURN, INDIRECT_CALL, PROBE_CALL, beyond_stub, compile, indirect_jump,
+    indirect_stub, probe, return_stub, tail_stub,
 };
 
 pub use switch::{Switch, SwitchStub, switch_stub};
@@ -91,5 +92,10 @@ pub const fn stack_bias(point: crate::Point) -> u64 {
         // rax, rdx and the return address into the function or the stub.
         crate::Point::Entry | crate::Point::Tail => 24,
         crate::Point::Return => 0,
+        // What the stub has saved, too.
+        crate::Point::Beyond => {
+            const { assert!(compile::BEYOND == 16) };
+            24 + 16
+        }
     }
 }

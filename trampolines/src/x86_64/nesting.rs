@@ -1,5 +1,6 @@
 //! Compiles how deep a call is nested.
 
+use super::marks::BELOW;
 use super::operands::{Assembler, disp};
 use crate::nesting::{Call, NESTS, Nesting};
 use crate::program::{Point, ProgramError};
@@ -8,6 +9,7 @@ use dynasmrt::{DynamicLabel, DynasmApi, DynasmLabelApi, dynasm};
 /// What comes behind the program's ending.
 pub(super) struct Behind {
     nesting: Nesting,
+    point: Point,
     kind: Kind,
     /// Of calls that are not meant.
     ends: DynamicLabel,
@@ -41,6 +43,7 @@ fn row(ops: &mut Assembler, point: Point, nesting: Nesting) {
         Point::Entry => dynasm!(ops; .arch x64; lea r11, [rsp + 8]),
         Point::Tail => dynasm!(ops; .arch x64; lea r11, [rsp + 16]),
         Point::Return => dynasm!(ops; .arch x64; mov r11, rsp),
+        Point::Beyond => dynasm!(ops; .arch x64; lea r11, [rsp + BELOW]),
     }
     dynasm!(ops; .arch x64; shr r11, shift; and r11d, mask);
 }
@@ -83,12 +86,12 @@ pub(super) fn nested(
             dynasm!(ops; .arch x64; pop r11);
             Kind::Jump(out)
         }
-        Point::Return => {
+        Point::Return | Point::Beyond => {
             row(ops, point, nesting);
             if nesting.depth.is_none() {
                 let above = ops.new_dynamic_label();
                 let first = level(nesting, 1)?;
-                dynasm!(ops; .arch x64; mov r10, [r11 + first]; sub r10, rsp);
+                from_own(ops, point, first);
                 clear_own(ops, first);
                 dynasm!(ops; .arch x64
                     ; cmp r10, nesting.stack()
@@ -98,13 +101,24 @@ pub(super) fn nested(
                 Kind::Above(above)
             } else {
                 let above = ops.new_dynamic_label();
-                dynasm!(ops; .arch x64; mov r10, rsp);
+                match point {
+                    Point::Beyond => dynasm!(ops; .arch x64; lea r10, [rsp + BELOW]),
+                    _ => dynasm!(ops; .arch x64; mov r10, rsp),
+                }
                 find(ops, nesting, (above, meant))?;
                 Kind::Above(above)
             }
         }
     };
-    Ok(Behind { nesting, kind, ends })
+    Ok(Behind { nesting, point, kind, ends })
+}
+
+/// Leaves in r10 how far a level's call is above that which returns, and in the flags whether it is that.
+fn from_own(ops: &mut Assembler, point: Point, level: i32) {
+    dynasm!(ops; .arch x64; mov r10, [r11 + level]; sub r10, rsp);
+    if point == Point::Beyond {
+        dynasm!(ops; .arch x64; sub r10, BELOW);
+    }
 }
 
 /// If the flags say that the level is the call's own, ends it.
@@ -264,7 +278,7 @@ fn begin(ops: &mut Assembler, nesting: Nesting) -> Result<Kind, ProgramError> {
 
 /// What is seldom done.
 pub(super) fn behind(ops: &mut Assembler, behind: &Behind) -> Result<(), ProgramError> {
-    let Behind { nesting, ref kind, ends } = *behind;
+    let Behind { nesting, point, ref kind, ends } = *behind;
     let stack = nesting.stack();
     let first = level(nesting, 1)?;
     match *kind {
@@ -292,7 +306,7 @@ pub(super) fn behind(ops: &mut Assembler, behind: &Behind) -> Result<(), Program
         Kind::Above(label) => {
             dynasm!(ops; .arch x64; =>label);
             if nesting.depth.is_some() {
-                dynasm!(ops; .arch x64; mov r10, [r11 + first]; sub r10, rsp);
+                from_own(ops, point, first);
             }
             dynasm!(ops; .arch x64; add r10, stack; jnc =>ends);
             let levels: Vec<_> =

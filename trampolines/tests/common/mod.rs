@@ -461,6 +461,16 @@ impl FakeGuest {
         assert_eq!(before.stack, after.stack);
     }
 
+    /// Lets a site come to a program of this point. Those of entries are called by the site itself.
+    pub(crate) fn come_from(&self, site: u64, point: Point, program: usize) {
+        match point {
+            Point::Entry => self.call_from(site, program),
+            Point::Tail => drop(self.tail_from(site, program)),
+            Point::Return => drop(self.return_from(site, program)),
+            Point::Beyond => drop(self.beyond_from(site, program)),
+        }
+    }
+
     /// Code, to be changed.
     pub(crate) fn code(&self, address: u64) -> *mut u8 {
         assert!((self.code..self.code + CODE as u64).contains(&address));

@@ -160,7 +160,7 @@ pub(crate) fn free(point: Point) -> &'static [usize] {
     match point {
         Point::Entry | Point::Tail => &[0, 1, 5, 6, 7, 28, 29, 30, 31],
         // And t1, in which a function's end names itself.
-        Point::Return => &[0, 1, 5, 6, 7, 28, 29, 30, 31, 12, 13, 14, 15, 16, 17],
+        Point::Return | Point::Beyond => &[0, 1, 5, 6, 7, 28, 29, 30, 31, 12, 13, 14, 15, 16, 17],
     }
 }
 
@@ -347,6 +347,11 @@ impl FakeGuest {
         self.put(0, &code([jal(T1, distance(stub, self.program(program))), 0, named]));
         self.set_site(site, &code([j(distance(self.site(site), stub))]));
         named
+    }
+
+    /// The same by a program of [`Point::Beyond`].
+    pub(crate) fn beyond_from(&self, site: u64, program: usize) -> u32 {
+        self.return_from(site, program)
     }
 
     /// Lets a site go on to another function through a stub that calls an entry program. What its

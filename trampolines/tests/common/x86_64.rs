@@ -89,6 +89,8 @@ pub(crate) fn free(point: Point) -> &'static [usize] {
     match point {
         Point::Entry | Point::Tail => &[10, 11],
         Point::Return => &[1, 6, 7, 8, 9, 10, 11],
+        // Its caller may know what the function does not change.
+        Point::Beyond => &[],
     }
 }
 
@@ -100,12 +102,14 @@ unsafe extern "C" fn run(registers: *mut Registers, target: u64) {
         "push [rdi + 152]; push [rdi + 144]; push [rdi + 136]; push [rdi + 128]",
         "mov [rdi + 32], rsp",
         "lea rax, [rip + 2f]; mov [rdi + 192], rax",
-        "mov r11, rsi",
+        // Below the stack pointer, where signals leave 128 bytes alone.
+        "mov [rsp - 16], rsi",
         "mov rax, [rdi]; mov rcx, [rdi + 8]; mov rdx, [rdi + 16]; mov rbx, [rdi + 24]",
         "mov rbp, [rdi + 40]; mov rsi, [rdi + 48]; mov r8, [rdi + 64]; mov r9, [rdi + 72]",
         "mov r12, [rdi + 96]; mov r13, [rdi + 104]; mov r14, [rdi + 112]; mov r15, [rdi + 120]",
+        "mov r10, [rdi + 80]; mov r11, [rdi + 88]",
         "mov rdi, [rdi + 56]",
-        "call r11",
+        "call [rsp - 16]",
         "2: xchg rax, [rsp + 64]",
         "mov [rax + 8], rcx; mov [rax + 16], rdx; mov [rax + 24], rbx; mov [rax + 32], rsp",
         "mov [rax + 40], rbp; mov [rax + 48], rsi; mov [rax + 56], rdi; mov [rax + 64], r8",
@@ -182,6 +186,16 @@ impl FakeGuest {
         self.put(0, &code);
         self.set_site(site, &jump(self.site(site), stub));
         u32::try_from(self.site(site)).unwrap()
+    }
+
+    /// The same by a program of [`Point::Beyond`].
+    pub(crate) fn beyond_from(&self, site: u64, program: usize) -> u32 {
+        let stub = self.stub(0);
+        let leave = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
+        let code = x86_64::beyond_stub(stub, self.program(program), leave).unwrap();
+        self.put(0, &code);
+        self.set_site(site, &jump(self.site(site), stub));
+        u32::try_from(stub + x86_64::BEYOND_CALL).unwrap()
     }
 
     /// Lets a site go on to another function through a stub that calls an entry program. What its

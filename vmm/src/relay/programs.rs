@@ -185,7 +185,7 @@ impl Format {
                     let ret = ReturnRecord::new(time, function, caller, pid, sp.unwrap_or(0));
                     batch.push_return(ret.of_tracer(part.tracer).of_aid());
                 }
-                Point::Return => {
+                Point::Return | Point::Beyond => {
                     let sp = sp.unwrap_or(0);
                     let ret = ReturnRecord::new(time, function, caller, pid, sp);
                     let mut ret = ret.of_tracer(part.tracer);

@@ -27,7 +27,8 @@ impl Way {
     /// That of programs there.
     pub(super) fn point(self) -> Point {
         match self {
-            Self::Return | Self::Aid => Point::Return,
+            Self::Return => Point::Return,
+            Self::Aid => Point::Beyond,
             Self::Jump | Self::Indirect => Point::Tail,
         }
     }

@@ -37,7 +37,7 @@ use vmtrace_trampolines::family::Strangers;
 use vmtrace_trampolines::riscv64::encode::register::{T3, ZERO};
 use vmtrace_trampolines::riscv64::encode::{j, jalr, lui, split};
 use vmtrace_trampolines::riscv64::{Values, compile};
-use vmtrace_trampolines::{Overflow, Point, Program, Readable};
+use vmtrace_trampolines::{Overflow, Program, Readable};
 
 /// How a site finds its way, as the kernel was built.
 #[derive(Clone, Copy, Debug)]
@@ -220,7 +220,7 @@ impl GuestCode for Code {
             let next = self.programs.get(usize::from(next)).map(|way| way.address());
             next.and_then(|next| going_on(code, next)).ok_or_else(|| full.clone())
         };
-        if program.point == Point::Return {
+        if program.point.returns() {
             let address = self.returns.put(&code()?)?.ok_or(full.clone())?;
             let place = (address, self.returns.physical(address));
             self.program_stops.note(program, place, stop, None, &NO_TRAP)?;

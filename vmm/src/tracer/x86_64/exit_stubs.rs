@@ -70,6 +70,8 @@ impl Stubs {
 pub(super) enum Form {
     /// Returns.
     Return,
+    /// A function without a site returns, by a jump there (run-time address of the thunk that the kernel has chosen), or itself.
+    Beyond(Option<u64>),
     /// Jumps there (run-time address).
     Jump(u64),
     /// Jumps to what this register has, by these bytes.
@@ -90,6 +92,10 @@ pub(super) fn form(
     let address = image.runtime(exit.address);
     let jumps_to = site::jump_of_word(address, found);
     let form = match exit.kind {
+        ExitKind::Return if exit.site == Exit::NO_SITE => match found == site::RETURN_WORD {
+            true => Some(Form::Beyond(None)),
+            false => jumps_to.filter(|_| jumps_to == thunk).map(|to| Form::Beyond(Some(to))),
+        },
         ExitKind::Return if found == site::RETURN_WORD => Some(Form::Return),
         ExitKind::Return => jumps_to.filter(|_| jumps_to == thunk).map(|_| Form::Return),
         // Or to a stub of ours that goes on there: where the guest stops for its modules, and such.
@@ -158,6 +164,13 @@ pub(super) fn put_stub(
         (Form::Return, _) => {
             code.extend_from_slice(&compiler::return_stub(at, site, program)?);
         }
+        (Form::Beyond(thunk), _) => {
+            let leave = match thunk {
+                Some(to) => site::jump(at + compiler::BEYOND_RETURN, to)?,
+                None => site::RETURN,
+            };
+            code.extend_from_slice(&compiler::beyond_stub(at, program, leave)?);
+        }
         (Form::Jump(to), ExitKind::Indirect { register, .. }) => {
             // To the thunk that the kernel has chosen.
             let jump = site::jump(at + compiler::indirect_jump(register), to)?;
@@ -177,6 +190,7 @@ pub(super) fn put_stub(
 /// What records of an exit with a stub at `at` say.
 pub(super) fn named(image: &Image, exit: &Exit, at: u64) -> ExitWord {
     let names = match exit.kind {
+        ExitKind::Return if exit.site == Exit::NO_SITE => at + compiler::BEYOND_CALL,
         ExitKind::Return => image.runtime(exit.address),
         ExitKind::Jump { .. } => at + site::LEN as u64,
         ExitKind::Indirect { .. } => at + compiler::INDIRECT_CALL,

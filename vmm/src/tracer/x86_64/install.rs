@@ -424,10 +424,15 @@ impl GuestCode for Code {
                         let form = match self.stubs.last(index) {
                             Some(last) => last.form,
                             // Whatever the guest makes of it by then.
-                            None if !self.settled && exit.kind == ExitKind::Return => Form::Return,
+                            None if !self.settled
+                                && exit.kind == ExitKind::Return
+                                && exit.site != Exit::NO_SITE =>
+                            {
+                                Form::Return
+                            }
                             // Which way it goes is not known yet.
                             None if !self.settled
-                                && matches!(exit.kind, ExitKind::Indirect { .. }) =>
+                                && !matches!(exit.kind, ExitKind::Jump { .. }) =>
                             {
                                 return None;
                             }
