@@ -134,12 +134,24 @@ impl Layout {
 }
 
 impl Kernel {
+    /// Whether functions that are called through pointers have a hash before them, which is compared at every such call
+    /// (arch/x86/kernel/cfi.c, arch/riscv/kernel/cfi.c). A probe without one would be taken for an attack.
+    fn checks_pointers(&self) -> bool {
+        // Functions that are exported, and so may be called from anywhere.
+        ["__cfi_panic", "__cfi__printk", "__cfi_schedule"]
+            .iter()
+            .any(|name| self.symbols().address(name).is_some())
+    }
+
     /// What calls a tracepoint (link address of its `struct tracepoint`).
     ///
     /// # Errors
     /// When the image does not tell.
     pub fn tracepoint_hooks(&self, tracepoint: u64) -> Result<Hooks, KernelError> {
         let bad = KernelError::Tracepoints;
+        if self.checks_pointers() {
+            return Err(bad("the kernel checks what it calls through pointers (CONFIG_CFI)"));
+        }
         let hooks = self.event_layout()?.points.read(self, self.memory(), tracepoint);
         let mut hooks = hooks.ok_or(bad("its tracepoints are not in the file"))?;
         hooks.branches = self.branches_of(hooks.key)?;
