@@ -167,12 +167,13 @@ mod tests {
     // Three busy threads on each CPU: this one must wait for others.
     #[test]
     fn a_thread_learns_of_its_own() {
+        // It may be preempted as soon as it is looked at.
+        let begun = Instant::now();
         // Not every machine lets us.
         let Ok(mut own) = Preemptions::of_this_thread() else { return };
         let cpus = std::thread::available_parallelism().unwrap().get();
         let end = Instant::now() + Duration::from_secs(20);
         let busy = AtomicBool::new(true);
-        let begun = Instant::now();
         let seen = std::thread::scope(|scope| {
             for _ in 0..2 * cpus {
                 scope.spawn(|| {
