@@ -439,7 +439,7 @@ mod tests {
             end(1, Point::Return),
             end(4, Point::Tail),
             (6, Point::Return, [other(), none(), one()]),
-            end(8, Point::Return),
+            end(8, Point::Beyond),
         ];
         assert_eq!(done(&Plan::of(&tracing, &exits)), expected);
         // Who traces all of them has no need of it.

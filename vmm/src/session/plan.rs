@@ -522,7 +522,7 @@ mod tests {
         exits.sort_unstable_by_key(|&(exit, _)| exit);
         let expected = [
             (0, (Point::Return, vec![0])),
-            (1, (Point::Return, vec![0])),
+            (1, (Point::Beyond, vec![0])),
             (70, (Point::Tail, vec![0])),
             (71, (Point::Return, vec![1])),
         ];
