@@ -26,8 +26,7 @@ pub(super) fn each(
             Ok(data) => {
                 take(name, &data).with_context(|| modules.path(name).display().to_string())?;
                 any = true;
-                let is_other = |release: &String| is_another(release, kernel.release());
-                other = other.or_else(|| release_of(&data).filter(is_other));
+                other = other.or_else(|| of_another_kernel(&data, kernel.release()));
             }
             Err(error @ Error::Several { .. }) => several.push((name, error)),
             Err(error) => return Err(error.into()),
@@ -43,7 +42,7 @@ pub(super) fn each(
     match several.pop() {
         Some((_, error)) if !any => Err(error.into()),
         last => {
-            let other = other.map(|other: String| {
+            let other = other.map(|other| {
                 let (dir, release) = (dir.display(), kernel.release());
                 format!("{dir}: these are modules of Linux {other}, and the kernel is {release}")
             });
@@ -52,17 +51,13 @@ pub(super) fn each(
     }
 }
 
-/// The release of the kernel that a module is for (`vermagic`), if it is said.
-pub(super) fn release_of(module: &[u8]) -> Option<String> {
+/// The release of the kernel that a module is for (`vermagic`), if it is said and another one.
+pub(super) fn of_another_kernel(module: &[u8], release: &str) -> Option<String> {
     const KEY: &[u8] = b"vermagic=";
     let at = module.windows(KEY.len()).position(|bytes| bytes == KEY)?;
     let said = module.get(at + KEY.len()..)?.split(|byte| matches!(byte, 0 | b' ')).next()?;
-    Some(String::from_utf8_lossy(said).escape_default().to_string())
-}
-
-/// Whether a module that is for one release cannot be for a kernel, whose release may be unknown (empty).
-pub(super) fn is_another(release: &str, kernel: &str) -> bool {
-    !kernel.is_empty() && release != kernel
+    let said = String::from_utf8_lossy(said).escape_default().to_string();
+    (!release.is_empty() && said != release).then_some(said)
 }
 
 /// A module must be one for the kernel.
@@ -80,10 +75,10 @@ mod tests {
     #[test]
     fn modules_of_another_kernel_are_told() {
         let module = b"\x7fELF\0license=GPL\0vermagic=6.12.94+deb13 SMP preempt mod_unload \0";
-        assert_eq!(release_of(module).as_deref(), Some("6.12.94+deb13"));
-        assert_eq!(release_of(b"\x7fELF"), None);
-        assert_eq!(release_of(b"vermagic=\x1b").as_deref(), Some("\\u{1b}"));
-        assert!(is_another("6.12.94+deb13", "6.12.95+deb13"));
-        assert!(!is_another("6.12.94+deb13", "6.12.94+deb13") && !is_another("6.12.94+deb13", ""));
+        let other = |release| of_another_kernel(module, release);
+        assert_eq!(other("6.12.95+deb13").as_deref(), Some("6.12.94+deb13"));
+        assert_eq!((other("6.12.94+deb13"), other("")), (None, None));
+        assert_eq!(of_another_kernel(b"\x7fELF", "6.1"), None);
+        assert_eq!(of_another_kernel(b"vermagic=\x1b", "6.1").as_deref(), Some("\\u{1b}"));
     }
 }

@@ -381,14 +381,22 @@ impl FakeVm {
         self.failing.borrow().is_empty()
     }
 
-    /// Nothing happens for so long.
-    fn rest(&self, time: Duration) {
-        self.state.borrow_mut().asked = true;
+    /// Nothing happens for a while, and then this step again, unless it is over after as long as it has waited.
+    fn waits(&self, step: Step, is_over: impl FnOnce(Duration) -> bool) -> bool {
+        let since = *self.state.borrow_mut().waits.get_or_insert_with(Instant::now);
+        if is_over(since.elapsed()) {
+            self.state.borrow_mut().waits = None;
+            return false;
+        }
+        let mut state = self.state.borrow_mut();
+        state.steps.push_front(step);
+        state.asked = true;
         let wake = self.waker();
         std::thread::spawn(move || {
-            std::thread::sleep(time);
+            std::thread::sleep(TICK);
             wake();
         });
+        true
     }
 
     /// How often the register was watched again.
@@ -454,28 +462,16 @@ impl FakeVm {
                 what(self);
                 false
             }
-            // Each is done, whether it parks somebody or not.
             Step::Until(is_so) => {
-                if is_so(self) {
-                    self.state.borrow_mut().waits = None;
-                    return false;
-                }
-                let since = *self.state.borrow_mut().waits.get_or_insert_with(Instant::now);
-                assert!(since.elapsed() < LONGEST, "it has not come to what is waited for");
-                self.state.borrow_mut().steps.push_front(step);
-                self.rest(TICK);
-                true
+                let is_over = |waited| {
+                    let is_over = is_so(self);
+                    assert!(is_over || waited < LONGEST, "it has not come to what is waited for");
+                    is_over
+                };
+                self.waits(step, is_over)
             }
-            Step::Runs(time) => {
-                let since = *self.state.borrow_mut().waits.get_or_insert_with(Instant::now);
-                if since.elapsed() >= time {
-                    self.state.borrow_mut().waits = None;
-                    return false;
-                }
-                self.state.borrow_mut().steps.push_front(step);
-                self.rest(TICK);
-                true
-            }
+            Step::Runs(time) => self.waits(step, |waited| waited >= time),
+            // Each is done, whether it parks somebody or not.
             Step::Together(steps) => {
                 steps.into_iter().fold(false, |any, step| self.take(step) | any)
             }

@@ -2,7 +2,7 @@
 
 use super::{AgentArg, Args, interactive, userland};
 use crate::cli::BadUsage;
-use crate::cli::module_files::{is_another, release_of};
+use crate::cli::module_files::of_another_kernel;
 use crate::emulated::HostArch;
 use crate::initramfs::{self, AGENT_BESIDE, AgentAs, LoadedModule};
 use crate::kernel::Arch;
@@ -219,9 +219,7 @@ pub(super) fn initrd(args: &Args, guest: HostArch, release: &str) -> Result<Vec<
     if let Some(dir) = args.modules.as_ref().or(args.device_modules.as_ref()) {
         let modules = guest_modules(args, dir).inspect(|modules| {
             let mut contents = modules.iter().map(|module| &module.content);
-            let other = contents.find_map(|content| {
-                release_of(content).filter(|other| is_another(other, release))
-            });
+            let other = contents.find_map(|content| of_another_kernel(content, release));
             if let Some(other) = other {
                 say!(
                     "vmtrace: warning: {}: these are modules of Linux {other}, and the kernel is {release}: \

@@ -54,7 +54,6 @@ fn body<'a>(kernel: &'a Kernel, function: &str) -> Option<(u64, &'a [u8])> {
     let start = kernel.symbols().address(function)?;
     let end = kernel.symbols().next_after(start).unwrap_or(u64::MAX);
     let len = usize::try_from(end - start).unwrap_or(LONGEST).min(LONGEST);
-    let len = (1..=len).rev().find(|&len| kernel.bytes(start, len).is_some())?;
     Some((start, kernel.bytes(start, len)?))
 }
 
