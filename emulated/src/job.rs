@@ -56,6 +56,8 @@ pub struct Job<'a> {
     pub ended: Option<Box<dyn FnOnce(Option<JobEnd>) + Send + 'a>>,
     /// It is stopped after this time.
     pub timeout: Option<Duration>,
+    /// It is stopped when this is set, as if its time were over.
+    pub overdue: Option<Arc<AtomicBool>>,
     /// The user's signals: the first stops the job, one too many ([`super::Patience`]) ends everything.
     pub interrupts: Option<Arc<Interrupts>>,
 }
@@ -78,6 +80,7 @@ impl<'a> Job<'a> {
             taken: None,
             ended: None,
             timeout: None,
+            overdue: None,
             interrupts: None,
         }
     }
@@ -97,7 +100,7 @@ pub struct JobEnd {
 /// Why a job was told to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stopped {
-    /// It took longer than its timeout.
+    /// It took longer than its timeout, or was [`overdue`](Job::overdue).
     Timeout,
     /// The user's signal.
     Interrupt,
@@ -140,7 +143,11 @@ impl EmulatedHost {
             Frame::json(Kind::Run, number, &run).map_err(|e| HostError::Protocol(e.to_string()))?;
 
         let taken = job.taken.unwrap_or_else(|| Box::new(|| ()));
-        let limits = Limits { timeout: job.timeout, interrupts: job.interrupts.as_deref() };
+        let limits = Limits {
+            timeout: job.timeout,
+            overdue: job.overdue.as_deref(),
+            interrupts: job.interrupts.as_deref(),
+        };
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
             let writers: Vec<_> = outputs
@@ -219,7 +226,7 @@ impl EmulatedHost {
             if stopped.is_none() {
                 if interrupts > 0 {
                     stopped = Some(Stopped::Interrupt);
-                } else if limits.timeout.is_some_and(|timeout| begin.elapsed() > timeout) {
+                } else if limits.are_passed(begin) {
                     stopped = Some(Stopped::Timeout);
                 }
                 if stopped.is_some() {
@@ -249,12 +256,18 @@ impl EmulatedHost {
 #[derive(Clone, Copy)]
 struct Limits<'a> {
     timeout: Option<Duration>,
+    overdue: Option<&'a AtomicBool>,
     interrupts: Option<&'a Interrupts>,
 }
 
 impl Limits<'_> {
     fn count(&self) -> usize {
         self.interrupts.map_or(0, Interrupts::count)
+    }
+
+    fn are_passed(&self, begin: Instant) -> bool {
+        self.timeout.is_some_and(|timeout| begin.elapsed() > timeout)
+            || self.overdue.is_some_and(|overdue| overdue.load(Ordering::Relaxed))
     }
 }
 

@@ -4,11 +4,13 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use vmtrace::emulated::{EmulatedHost, FileSource, HostOptions, Job, Output, Stdin, Stopped};
-use vmtrace_tests::{Finished, SharedHost};
+use vmtrace_tests::{Finished, SharedHost, within};
 
 const HELPER: &str = "/bin/helper";
 
@@ -202,9 +204,19 @@ fn a_job_that_takes_too_long_is_stopped() {
     let limit = |ms| move |job: &mut Job<'_>| job.timeout = Some(Duration::from_millis(ms));
     let done = helper(&["sleep", "600000"], limit(300));
     assert_eq!((done.end.signal, done.end.stopped), (Some(libc::SIGINT), Some(Stopped::Timeout)));
-    // This one wants to be killed, as soon as it has got so far.
-    let done = helper(&["ignore-sigint"], limit(5000));
+    // This one wants to be killed, as soon as it has got so far. What it did instead is told.
+    let overdue = Arc::new(AtomicBool::new(false));
+    let late = Arc::clone(&overdue);
+    thread::spawn(move || {
+        thread::sleep(Duration::from_secs(5));
+        late.store(true, Ordering::Relaxed);
+    });
+    let done = helper(&["ignore-sigint"], |job| job.overdue = Some(overdue));
     assert_eq!((done.end.signal, done.end.stopped), (Some(libc::SIGKILL), Some(Stopped::Timeout)));
+    let log = || HOST.with(|host| Ok(host.log_tail().to_string())).unwrap();
+    let sleeps = |line: &str| line.contains("thread helper S") && line.contains("nanosleep");
+    let is_told = || log().lines().any(sleeps);
+    assert!(within(Duration::from_secs(30), is_told), "{}", log());
 }
 
 #[test]

@@ -60,11 +60,16 @@ struct State {
     failed: u8,
     /// Tells what would be lost.
     lost: Option<Lost>,
+    /// What is tried once when the part is late, and how long the part may take after that.
+    remedy: Option<(Remedy, Duration)>,
     over: bool,
 }
 
 /// Tells what would be lost, without waiting for anybody.
 pub type Lost = Box<dyn Fn() -> Option<String> + Send>;
+
+/// Makes a part end that is late, without waiting for it.
+pub type Remedy = Box<dyn FnOnce() + Send>;
 
 /// A part has not ended in time.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -153,6 +158,7 @@ impl Deadline {
         state.part = part;
         state.left = left;
         state.given = left.unwrap_or_default();
+        state.remedy = None;
         drop(state);
         self.0.changed.notify_all();
     }
@@ -189,6 +195,11 @@ impl Deadline {
     /// What would be lost.
     pub fn set_lost(&self, lost: Lost) {
         self.state().lost = Some(lost);
+    }
+
+    /// When the part that runs now is late, this is tried first, and the part may take so long for its end.
+    pub fn set_remedy(&self, remedy: Remedy, time: Duration) {
+        self.state().remedy = Some((remedy, time));
     }
 
     /// Begins this part when the guard is dropped: for what drops themselves wait for.
@@ -248,6 +259,11 @@ impl Shared {
             }
             state.pass(before.elapsed().min(MOST));
             if state.is_late() {
+                if let Some((remedy, time)) = state.remedy.take() {
+                    remedy();
+                    state.left = Some(time);
+                    continue;
+                }
                 let State { part, given, code, failed, lost, .. } = &mut *state;
                 let (part, time, code, failed) = (std::mem::take(part), *given, *code, *failed);
                 let lost = lost.take();
@@ -323,6 +339,29 @@ mod tests {
         let late = lates.recv().unwrap();
         assert_eq!((&*late.part, late.time, late.code), ("the relay", SHORT, 7));
         assert!(late.to_string().contains("the relay"), "{late}");
+    }
+
+    // Else a run that hangs is cut off, and nobody learns why it hung.
+    #[test]
+    fn a_remedy_comes_first_and_is_for_one_part() {
+        let (_guard, deadline, lates) = guard();
+        let (tried, tries) = channel();
+        let remedy = |part| {
+            let tried = tried.clone();
+            Box::new(move || tried.send(part).unwrap())
+        };
+        deadline.begin("a part that ends", LONG);
+        deadline.set_remedy(remedy("one that ends"), LONG);
+        deadline.begin("the host", SHORT);
+        assert_eq!(lates.recv().unwrap().part, "the host");
+        assert!(tries.try_recv().is_err(), "the part was over");
+
+        let (_guard, deadline, lates) = guard();
+        deadline.begin("the host", SHORT);
+        deadline.set_remedy(remedy("the host"), 2 * SHORT);
+        let late = lates.recv().unwrap();
+        assert_eq!((tries.try_recv(), late.time), (Ok("the host"), SHORT));
+        assert!(tries.try_recv().is_err(), "it is tried once");
     }
 
     // Not even where the guest's command has succeeded.

@@ -17,8 +17,10 @@ use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
 
 use super::port::ready;
+use super::threads;
 use crate::wire::{Accepted, Connect, Exited, HEADER, Kind, Listen, Put, Run, WINDOW, header};
 use vmtrace_system::private_socket::PrivateListener;
+use vmtrace_system::say;
 
 /// Fewer, larger pieces for the port.
 const PIPE_SIZE: libc::c_int = 256 << 10;
@@ -174,7 +176,10 @@ impl Job {
         let signal = i32::try_from(number).ok().and_then(|n| Signal::try_from(n).ok());
         // It may have ended meanwhile.
         let _ = match signal {
-            Some(Signal::SIGKILL) => killpg(self.pid, Signal::SIGKILL),
+            Some(Signal::SIGKILL) => {
+                threads::states(self.pid).iter().for_each(|line| say!("vmtrace: {line}"));
+                killpg(self.pid, Signal::SIGKILL)
+            }
             Some(signal) => kill(self.pid, signal),
             None => Ok(()),
         };

@@ -4,6 +4,7 @@ mod jobs;
 mod port;
 mod serve;
 mod system;
+mod threads;
 
 #[cfg(test)]
 pub(super) mod tests;

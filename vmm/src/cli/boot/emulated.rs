@@ -12,15 +12,16 @@ use crate::devices::virtio::blk::Disk;
 use crate::devices::virtio::fs::Share;
 use crate::emulated::{
     EmulatedHost, FileSource, HostArch, HostError, HostOptions, Interrupts, Job, JobEnd, Output,
-    Stdin, Tunnel,
+    Stdin, Stopped, Tunnel,
 };
 use crate::kernel::Kernel;
 use crate::tracer;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use vmtrace_system::say;
@@ -46,6 +47,8 @@ const HURRY: Duration = Duration::from_secs(120);
 const AROUND: Duration = Duration::from_secs(240);
 /// How long a run that tells something lives after that in any case.
 const ALIVE: Duration = Duration::from_secs(60);
+/// How long a run that is late may take to say why, and to end: what it does not do by itself is done to it.
+const REMEDY: Duration = Duration::from_secs(60);
 /// How long sockets may take to be closed: each has its own time for that.
 const CLOSING: Duration = Duration::from_secs(30);
 
@@ -175,6 +178,9 @@ pub(super) fn run(
         }
     }));
     limit(HOST);
+    let overdue = Arc::new(AtomicBool::new(false));
+    job.overdue = Some(Arc::clone(&overdue));
+    deadline.set_remedy(Box::new(move || overdue.store(true, Ordering::Relaxed)), REMEDY);
     job.outputs.push((TRACE.to_owned(), &mut trace));
     job.outputs.push((CONSOLE.to_owned(), &mut *console));
     job.outputs.extend(calls.iter_mut().map(|calls| (CALLS.to_owned(), calls as Output<'_>)));
@@ -197,9 +203,24 @@ pub(super) fn run(
     // Also of a host that has died.
     let written = stdout.map_or(Ok(()), Outlet::finish);
     let end = end?;
+    in_time(end, &host)?;
     trace.finish().with_context(|| format!("cannot write {}", trace_name(args)))?;
     written.context("cannot write what --run has written to standard output")?;
     Ok(end.exit_code())
+}
+
+/// An error if the run did not end by itself: its log then has what its threads did.
+fn in_time(end: JobEnd, host: &EmulatedHost) -> Result<()> {
+    if end.stopped.is_some() && end.signal == Some(libc::SIGKILL) {
+        let log = host.log_tail();
+        bail!("vmtrace in the emulated host did not end when it was asked to, and was killed{log}");
+    }
+    ensure!(
+        end.stopped != Some(Stopped::Timeout),
+        "the run did not end in time: vmtrace in the emulated host ended when it was asked to{}",
+        host.log_tail()
+    );
+    Ok(())
 }
 
 /// For what the command writes to standard output.
