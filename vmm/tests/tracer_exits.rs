@@ -39,8 +39,8 @@ fn patch_alternatives(fake: &Fake, thunk: Option<&str>) {
     fake.write(fake.symbol("alternatives_patched"), &1_u32.to_le_bytes()).unwrap();
 }
 
-fn programs(fake: &Fake, attachment: &mut Attachment) -> [u16; 2] {
-    [Point::Return, Point::Tail].map(|point| {
+fn programs(fake: &Fake, attachment: &mut Attachment) -> [u16; 3] {
+    [Point::Return, Point::Tail, Point::Beyond].map(|point| {
         // Tail calls through pointers have their target, and here the others as well.
         let fields = match point {
             Point::Tail => vec![Field::Stack, Field::Target],
@@ -51,8 +51,17 @@ fn programs(fake: &Fake, attachment: &mut Attachment) -> [u16; 2] {
     })
 }
 
-fn plan(exits: &[Exit], [ends, tails]: [u16; 2]) -> Vec<(usize, u16)> {
-    let program = |exit: &Exit| if exit.kind == ExitKind::Return { ends } else { tails };
+/// The return of a function without a site, to whose stub all registers are its caller's.
+fn is_beyond(exit: &Exit) -> bool {
+    exit.kind == ExitKind::Return && exit.site == Exit::NO_SITE
+}
+
+fn plan(exits: &[Exit], [ends, tails, beyond]: [u16; 3]) -> Vec<(usize, u16)> {
+    let program = |exit: &Exit| match exit.kind {
+        ExitKind::Return if is_beyond(exit) => beyond,
+        ExitKind::Return => ends,
+        _ => tails,
+    };
     exits.iter().enumerate().map(|(index, exit)| (index, program(exit))).collect()
 }
 
@@ -65,11 +74,24 @@ fn annex(fake: &Fake, address: u64, len: usize) -> Vec<u8> {
 }
 
 /// A held exit leads to a stub that names it or goes on as it did, by a program below, and whose records have `word`.
-fn assert_leads_to_its_stub(fake: &Fake, exit: &Exit, word: u32, name: &str) {
+fn assert_leads_to_its_stub(
+    fake: &Fake,
+    exit: &Exit,
+    word: u32,
+    (name, thunk): (&str, Option<&str>),
+) {
     let site = fake.read_vec(fake.at(exit.address), 5);
     let stub = leads(0xe9, exit.address, &site);
-    let code = annex(fake, stub, 10);
+    let code = annex(fake, stub, 18);
     match exit.kind {
+        ExitKind::Return if is_beyond(exit) => {
+            // push r10; push r11; call; pop r11; pop r10
+            assert_eq!((&code[..4], &code[9..13]), (&b"ARAS"[..], &b"A[AZ"[..]), "{name}");
+            assert!(leads(0xe8, stub + 4, &code[4..]) < stub);
+            assert_eq!(u64::from(word), (stub + 9) & 0xffff_ffff, "{name}: behind the call");
+            let own = thunk.map_or(RETURN, |thunk| jump(stub + 13, fake.link(thunk)));
+            assert_eq!(code[13..], own, "{name}");
+        }
         ExitKind::Return => {
             let names = u32::from_le_bytes(code[1..5].try_into().unwrap());
             assert_eq!((code[0], u64::from(names)), (0xb9, exit.address & 0xffff_ffff));
@@ -115,7 +137,12 @@ fn every_exit_goes_through_its_stub_and_is_given_back() {
         assert!(attachment.held_exits() > 50_000, "{name}");
         let held: Vec<usize> = attachment.exits().map(|(index, _)| index).collect();
         for &index in held.iter().step_by(7) {
-            assert_leads_to_its_stub(&fake, &exits[index], stubs[index].unwrap().word, name);
+            assert_leads_to_its_stub(
+                &fake,
+                &exits[index],
+                stubs[index].unwrap().word,
+                (name, None),
+            );
         }
         // Some, and then the others.
         let some: Vec<usize> = held.iter().copied().step_by(3).collect();
@@ -158,11 +185,12 @@ fn held_exits_change_their_programs() {
     attachment.settle(&fake, &fake.kernel).unwrap();
     let exits = fake.kernel.exits().unwrap().all();
     let first = programs(&fake, &mut attachment);
-    let both =
-        [(Point::Return, vec![]), (Point::Tail, vec![Field::Target])].map(|(point, more)| {
-            let fields = [vec![Field::Stack], more].concat();
-            attachment.program(&fake, &fake.kernel, &Duty::new(point, vec![0, 1], &fields)).unwrap()
-        });
+    let points =
+        [(Point::Return, vec![]), (Point::Tail, vec![Field::Target]), (Point::Beyond, vec![])];
+    let both = points.map(|(point, more)| {
+        let fields = [vec![Field::Stack], more].concat();
+        attachment.program(&fake, &fake.kernel, &Duty::new(point, vec![0, 1], &fields)).unwrap()
+    });
     let some = |plan: Vec<(usize, u16)>| -> Vec<_> { plan.into_iter().step_by(11).collect() };
     for plan in [some(plan(exits, first)), some(plan(exits, both)), some(plan(exits, first))] {
         for &(index, program) in &plan {
@@ -210,8 +238,11 @@ fn stubs_that_are_made_ahead_are_those_that_are_needed() {
         let mut attachment = fake.attach();
         let plan = plan(exits, programs(&fake, &mut attachment));
         let ahead = attachment.stubs(&fake, &fake.kernel, &plan).unwrap();
-        let waits =
-            |&&(index, _): &&(usize, u16)| matches!(exits[index].kind, ExitKind::Indirect { .. });
+        // What they are to go on by is not known yet.
+        let waits = |&&(index, _): &&(usize, u16)| {
+            let exit = &exits[index];
+            matches!(exit.kind, ExitKind::Indirect { .. }) || is_beyond(exit)
+        };
         for (place, word) in plan.iter().zip(&ahead) {
             assert_ne!(word.is_some(), waits(&place), "{name}: {:?}", exits[place.0]);
         }
@@ -226,7 +257,7 @@ fn stubs_that_are_made_ahead_are_those_that_are_needed() {
         assert!(ahead.iter().zip(&all).all(|(a, b)| a.is_none() || a == b), "{name}");
         assert_eq!(attachment.enable_exits(&fake, &fake.kernel, &plan).unwrap(), [], "{name}");
         for (exit, word) in exits.iter().zip(all).step_by(7) {
-            assert_leads_to_its_stub(&fake, exit, word.unwrap().word, name);
+            assert_leads_to_its_stub(&fake, exit, word.unwrap().word, (name, thunk));
         }
     }
 }
@@ -256,7 +287,7 @@ fn programs_return_by_the_thunk_that_the_guest_has_chosen() {
         assert_eq!(leads(0xe9, at, &bytes), fake.link(thunk), "made after");
         // Returns by that thunk are the kernel's own; others are not.
         let exits = fake.kernel.exits().unwrap().all();
-        let [ends, _] = programs(&fake, &mut attachment);
+        let [ends, ..] = programs(&fake, &mut attachment);
         let index = exits.iter().position(|exit| exit.kind == ExitKind::Return).unwrap();
         assert!(attachment.stubs(&fake, &fake.kernel, &[(index, ends)]).unwrap()[0].is_some());
         assert_eq!(attachment.enable_exits(&fake, &fake.kernel, &[(index, ends)]).unwrap(), []);
@@ -290,7 +321,7 @@ fn jumps_through_registers_lie_where_the_kernel_has_them() {
         }
         let mut attachment = fake.attach();
         attachment.settle(&fake, &fake.kernel).unwrap();
-        let [_, tails] = programs(&fake, &mut attachment);
+        let [_, tails, _] = programs(&fake, &mut attachment);
         let plan: Vec<_> = jumps.iter().map(|(index, _)| (*index, tails)).collect();
         let stubs = attachment.stubs(&fake, &fake.kernel, &plan).unwrap();
         assert!(stubs.iter().all(Option::is_some), "{name}");
