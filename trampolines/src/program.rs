@@ -42,6 +42,9 @@ pub enum Point {
     /// Called where a function without a site returns, by a stub that returns in its place. Who has called it may have kept
     /// something in any register that it is known not to change (gcc's `-fipa-ra`, which is off where functions have sites).
     Beyond,
+    /// Called by a tracepoint, as a function whose first argument is the tracepoint's own: a probe. It only records, and no
+    /// program comes behind it. (x86-64: what tells the site is in its code, see [`Code::site`]; riscv64: as an entry.)
+    Probe,
 }
 
 impl Point {
@@ -49,6 +52,22 @@ impl Point {
     #[must_use]
     pub const fn returns(self) -> bool {
         matches!(self, Self::Return | Self::Beyond)
+    }
+
+    /// Whether a function begins there.
+    #[must_use]
+    pub const fn enters(self) -> bool {
+        matches!(self, Self::Entry | Self::Probe)
+    }
+
+    /// Whether a function begins there that was given this argument.
+    #[must_use]
+    pub const fn enters_with(self, argument: u8) -> bool {
+        match self {
+            Self::Entry => true,
+            Self::Probe => argument > 0,
+            Self::Tail | Self::Return | Self::Beyond => false,
+        }
     }
 }
 
@@ -529,7 +548,7 @@ impl Program {
                         return refused("compares with what the operand can never be");
                     }
                     let known = match operand {
-                        Operand::Argument { .. } => self.point == Point::Entry,
+                        Operand::Argument { number, .. } => self.point.enters_with(*number),
                         Operand::Value { .. } => self.point == Point::Return,
                         Operand::Duration => self.since.is_some(),
                         Operand::Cpu | Operand::Task(_) => true,
@@ -544,7 +563,9 @@ impl Program {
                     return refused("compares with more bytes than a task's name has");
                 }
                 // As many are in registers on all architectures.
-                Test::Text { argument, .. } if self.point != Point::Entry || *argument > 5 => {
+                Test::Text { argument, .. }
+                    if !self.point.enters_with(*argument) || *argument > 5 =>
+                {
                     return refused("is about what is not known");
                 }
                 Test::Text { .. } => {}
@@ -564,6 +585,10 @@ impl Program {
         }
         if self.number > Info::MAX_PROGRAM || !(1..=256).contains(&self.tracers) {
             return Err(ProgramError::Number(self.number, self.tracers));
+        }
+        let is_plain = self.since.is_none() && self.nesting.is_none() && self.marked.is_none();
+        if self.point == Point::Probe && !(is_plain && self.counts.is_none()) {
+            return Err(ProgramError::Counts("is not for tracepoints"));
         }
         if let Some(counts) = self.counts {
             if !counts.is_at(self.point) {
@@ -597,19 +622,20 @@ impl Program {
         for (index, &field) in self.fields.iter().enumerate() {
             let known = match field {
                 Field::Stack => true,
-                Field::Argument(_) => !self.point.returns(),
+                Field::Argument(number) => {
+                    self.point == Point::Tail || self.point.enters_with(number)
+                }
                 Field::Value => self.point == Point::Return,
                 Field::Target => self.point == Point::Tail,
                 Field::Failed | Field::Context => true,
                 Field::Duration => self.since.is_some(),
-                Field::Known(_) | Field::Linked(_) | Field::Variable(_) => {
-                    self.point == Point::Entry
-                }
-                Field::Task { words, .. } => self.point == Point::Entry && words > 0,
+                Field::Known(read) | Field::Linked(read) => self.point.enters_with(read.argument()),
+                Field::Variable(_) => self.point.enters(),
+                Field::Task { words, .. } => self.point.enters() && words > 0,
                 // What fails must be able to say so, in what is there by then.
-                Field::Read(_) => {
+                Field::Read(read) => {
                     let before = self.fields.get(..index).unwrap_or_default();
-                    self.point == Point::Entry && before.contains(&Field::Failed)
+                    self.point.enters_with(read.argument()) && before.contains(&Field::Failed)
                 }
             };
             if !known {
@@ -630,4 +656,6 @@ pub struct Code {
     pub endings: Vec<usize>,
     /// Where in it is what stops a CPU ([`Counts::Down`]).
     pub stop: Option<usize>,
+    /// Where in it the low half of the address that tells the site belongs, 4 bytes, if nothing else tells it.
+    pub site: Option<usize>,
 }

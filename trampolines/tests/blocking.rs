@@ -76,6 +76,38 @@ fn nothing_is_lost_however_slowly_records_are_taken() {
     }
 }
 
+// What a probe was called with has to outlive the wait as well: it is recorded behind that.
+#[test]
+fn a_probe_that_waits_records_what_it_was_called_with() {
+    const HITS: u64 = 5_000;
+    for addressing in ADDRESSINGS {
+        let fields: Vec<_> = (1..6).map(Field::Argument).collect();
+        let program = Program { point: Point::Probe, fields, ..entry_program() };
+        let guest = FakeGuest::with(1, SIZE, addressing, BLOCK, &[program]);
+        guest.come_from(1, Point::Probe, 0);
+        guest.set_wait(0, true);
+        let mut taken = Vec::new();
+        std::thread::scope(|scope| {
+            let _end = End(&guest);
+            scope.spawn(|| {
+                guest.set_current(0, 1);
+                for hit in 0..HITS {
+                    guest.run(1, &mut common::registers(hit));
+                }
+            });
+            let mut tail = guest.ring(0).start();
+            while (taken.len() as u64) < HITS && guest.dropped(0) == 0 {
+                guest.drain(0, &mut tail, |record| taken.push(record.fields));
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+        });
+        assert_eq!(taken.len() as u64, HITS);
+        for (hit, fields) in (0..).zip(taken) {
+            assert_eq!(fields, common::registers(hit).x[..5], "{hit}");
+        }
+    }
+}
+
 // At the end nobody makes room any more: a guest must not wait for ever, and what it does not
 // record then is counted.
 #[test]

@@ -53,7 +53,8 @@ impl Random {
                 Operand::Value { bytes: 1 << self.below(4), signed: self.below(2) == 0 }
             }
             _ => Operand::Argument {
-                number: self.below(ARGUMENTS.len() as u64 + 8) as u8,
+                number: (self.below(ARGUMENTS.len() as u64 + 8) as u8)
+                    .max(u8::from(point == Point::Probe)),
                 bytes: 1 << self.below(4),
                 signed: self.below(2) == 0,
             },
@@ -187,7 +188,7 @@ fn check(
         before.stack.fill_with(|| random.value());
         let mut after = before.clone();
         // Arguments on the stack are those of who calls it.
-        let through = program.point == Point::Entry && random.below(2) == 0;
+        let through = program.point.enters() && random.below(2) == 0;
         let caller = if through {
             guest.run(SITE, &mut after);
             after.back
@@ -241,7 +242,8 @@ fn exactly_the_calls_that_are_meant_are_recorded_and_counted() {
         followed().1[pid].store(1, Ordering::Relaxed);
     }
     for round in 0..if cfg!(target_arch = "riscv64") { 150 } else { 1500 } {
-        let points = [Point::Entry, Point::Entry, Point::Tail, Point::Return, Point::Beyond];
+        let points =
+            [Point::Entry, Point::Entry, Point::Tail, Point::Return, Point::Beyond, Point::Probe];
         let point = points[round % points.len()];
         let addressing = ADDRESSINGS[random.below(ADDRESSINGS.len() as u64) as usize];
         let depth = random.below(4);

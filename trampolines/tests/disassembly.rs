@@ -23,7 +23,9 @@ fn overflows() -> impl Strategy<Value = Overflow> {
 
 fn program() -> impl Strategy<Value = (Program, Overflow)> {
     let overflow = overflows();
-    let point = prop_oneof![Just(Point::Entry), Just(Point::Return), Just(Point::Beyond)];
+    let [entry, end, beyond, probe] =
+        [Point::Entry, Point::Return, Point::Beyond, Point::Probe].map(Just);
+    let point = prop_oneof![entry, end, beyond, probe];
     (0..2048_u16, 1..=256_u16, point, overflow).prop_flat_map(
         |(number, tracers, point, overflow)| {
             let field =
@@ -33,6 +35,7 @@ fn program() -> impl Strategy<Value = (Program, Overflow)> {
                     (_, Point::Return) => Field::Value,
                     (_, Point::Beyond) => Field::Stack,
                     (_, Point::Entry | Point::Tail) => Field::Argument(argument),
+                    (_, Point::Probe) => Field::Argument(argument.max(1)),
                 });
             prop::collection::vec(field, 0..=28).prop_map(move |fields| {
                 (Program { number, tracers, ..with(point, &fields) }, overflow)
@@ -45,16 +48,17 @@ fn program() -> impl Strategy<Value = (Program, Overflow)> {
 fn reader() -> impl Strategy<Value = (Program, Overflow)> {
     let overflow = overflows();
     let hops = prop::collection::vec(any::<i32>(), 0..4);
-    let read = (0..12_u8, hops, 1..8_u8, any::<i32>(), any::<bool>());
+    let read = (1..12_u8, hops, 1..8_u8, any::<i32>(), any::<bool>());
     let read = read.prop_map(|(argument, hops, words, offset, text)| {
         let offset = offset / 2;
         let hops: Vec<_> = hops.into_iter().map(|hop| hop / 2).collect();
         let last = if text { Last::Text { offset, words } } else { Last::Words { offset, words } };
         Field::Read(Read::new(argument, &hops, last).unwrap())
     });
-    (prop::collection::vec(read, 1..4), overflow).prop_map(|(reads, overflow)| {
+    let point = prop_oneof![Just(Point::Entry), Just(Point::Probe)];
+    (prop::collection::vec(read, 1..4), overflow, point).prop_map(|(reads, overflow, point)| {
         let fields = [&[Field::Stack, Field::Failed], &reads[..]].concat();
-        (with(Point::Entry, &fields), overflow)
+        (with(point, &fields), overflow)
     })
 }
 
@@ -222,6 +226,7 @@ proptest! {
             Point::Entry | Point::Tail | Point::Beyond => &["r10", "r11"],
             // rax and rdx are kept in rsi and rdi: see the tests that run it.
             Point::Return => &["rsi", "rdi", "r10", "r11", "rax", "rdx"],
+            Point::Probe => &["rdi", "r10", "r11", "rax", "rdx"],
         };
         prop_assert!(written.iter().all(|one| free.contains(&&**one)), "writes {:?}", written);
         prop_assert_eq!(endings(&all), said.clone());
@@ -244,7 +249,7 @@ proptest! {
         let written = paths(&all)?;
         let mut free = vec!["t2", "t3", "t4", "t5", "t6"];
         match program.point {
-            Point::Entry | Point::Tail => free.push("t1"),
+            Point::Entry | Point::Tail | Point::Probe => free.push("t1"),
             Point::Return | Point::Beyond => free.extend(["t0", "a2", "a3", "a4", "a5", "a6", "a7"]),
         }
         // Saved below the stack pointer, and put back from where they were.
@@ -281,8 +286,9 @@ proptest! {
         prop_assert_eq!(all.iter().map(|one| one.len).sum::<usize>(), bytes.len(), "all decodes");
         prop_assert_eq!(endings(&all), said.clone());
         prop_assert_eq!(said.len(), 2);
-        // rax and rdx are pushed first and popped last.
-        let free = ["rax", "rdx", "r10", "r11"];
+        // rax and rdx of an entry are pushed first and popped last.
+        let pointer = if program.point == Point::Probe { "rdi" } else { "rdx" };
+        let free = ["rax", "rdx", "r10", "r11", pointer];
         let clean = |one: &Instruction| {
             one.popped.is_some() || one.writes.iter().all(|one| free.contains(&&**one))
         };

@@ -7,8 +7,13 @@ use common::arch::{
     ADDRESSINGS, ARGUMENTS, RETURN_ADDRESS, Registers, STACK, VALUE, free, stack_bias, ticks,
 };
 use common::{FakeGuest, Random, Record};
+use vmtrace_trampolines::condition::{Operand, Relation, Test};
+use vmtrace_trampolines::histogram::Calls;
 use vmtrace_trampolines::layout::{COMMON_SIZE, MAX_RECORD};
-use vmtrace_trampolines::{Field, Last, Overflow, Point, Program, ProgramError, Read};
+use vmtrace_trampolines::marks::Marks;
+use vmtrace_trampolines::{
+    Condition, Counts, Field, Last, Overflow, Point, Program, ProgramError, Read,
+};
 
 /// How a program is entered.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +22,7 @@ enum Kind {
     Tail,
     Return,
     Beyond,
+    Probe,
 }
 
 impl Random {
@@ -45,11 +51,14 @@ impl Random {
         let count = if self.below(8) == 0 { 28 } else { self.below(12) };
         let field = |random: &mut Self| {
             let argument = random.below(ARGUMENTS.len() as u64 + 8) as u8;
+            let argument = if point == Point::Probe { argument.max(1) } else { argument };
             match (random.below(6), point) {
                 (0, _) | (_, Point::Beyond) => Field::Stack,
                 (_, Point::Return) => Field::Value,
-                (1, Point::Entry | Point::Tail) => Field::Read(random.read(argument)),
-                (_, Point::Entry | Point::Tail) => Field::Argument(argument),
+                (1, Point::Entry | Point::Tail | Point::Probe) => {
+                    Field::Read(random.read(argument))
+                }
+                (_, Point::Entry | Point::Tail | Point::Probe) => Field::Argument(argument),
             }
         };
         let mut fields: Vec<_> = (0..count).map(|_| field(self)).collect();
@@ -87,6 +96,7 @@ fn check(kind: Kind, program: &Program, guest: &FakeGuest, random: &mut Random, 
         Kind::Tail => guest.tail_from(site, 0),
         Kind::Return => guest.return_from(site, 0),
         Kind::Beyond => guest.beyond_from(site, 0),
+        Kind::Probe => guest.probe_from(site, 0),
     };
     let task = guest.set_current(0, 4711);
     let mut tail = guest.ring(0).start();
@@ -173,11 +183,12 @@ fn every_kind_of_program_records_what_it_says_and_keeps_the_rest() {
     let mut random = Random(0x1234_5678_9abc_def1);
     for overflow in [Overflow::Drop, Overflow::Overwrite] {
         for addressing in ADDRESSINGS {
-            for kind in [Kind::Entry, Kind::Tail, Kind::Return, Kind::Beyond] {
+            for kind in [Kind::Entry, Kind::Tail, Kind::Return, Kind::Beyond, Kind::Probe] {
                 for round in 0..10 {
                     let point = match kind {
                         Kind::Return => Point::Return,
                         Kind::Beyond => Point::Beyond,
+                        Kind::Probe => Point::Probe,
                         Kind::Entry | Kind::Tail => Point::Entry,
                     };
                     let program = random.program(point);
@@ -218,6 +229,47 @@ fn an_entry_and_its_return_have_the_same_stack() {
         });
         assert_eq!(stacks.len(), 2);
         assert_eq!(stacks[0], stacks[1], "both were called by the same caller");
+    }
+}
+
+// What a tracepoint passes as its own is gone when a probe records, and what a program keeps for others is not kept there.
+#[test]
+fn what_probes_do_not_have_is_refused() {
+    let check = |program: Program| Program { point: Point::Probe, ..program }.check();
+    let program = |fields| Program { fields, ..common::entry_program() };
+    let read = |argument| {
+        let read = Read::new(argument, &[], Last::Words { offset: 0, words: 1 }).unwrap();
+        [Field::Argument(argument), Field::Known(read), Field::Linked(read), Field::Read(read)]
+    };
+    for field in read(1) {
+        assert_eq!(check(program(vec![Field::Failed, field])), Ok(()));
+    }
+    let others = [Field::Value, Field::Target, Field::Duration];
+    for field in read(0).into_iter().chain(others) {
+        let refused = Err(ProgramError::Field(field, Point::Probe));
+        assert_eq!(check(program(vec![Field::Failed, field])), refused);
+    }
+    let plain = || program(vec![]);
+    let counts = Some(Counts::Nothing);
+    let calls = Calls { address: 0x10000 };
+    for bad in [
+        Program { counts, ..plain() },
+        Program { since: Some(calls), ..plain() },
+        Program { marked: Some(Marks { address: 0x10000 }), ..plain() },
+    ] {
+        assert!(matches!(check(bad), Err(ProgramError::Counts(_))));
+    }
+    let operand = |number| Operand::Argument { number, bytes: 4, signed: false };
+    for (number, is_known) in [(0, false), (1, true)] {
+        let relation = Relation::Equal;
+        let tests = [
+            Test::Number { operand: operand(number), relation, value: 1 },
+            Test::Text { argument: number, bytes: vec![None] },
+        ];
+        for test in tests {
+            let condition = Some(Condition::Test(test));
+            assert_eq!(check(Program { condition, ..plain() }).is_ok(), is_known);
+        }
     }
 }
 

@@ -4,10 +4,16 @@
 
 mod common;
 
-use common::arch::{ADDRESSINGS, ARGUMENTS};
+use common::arch::{ADDRESSINGS, ARGUMENTS, Addressing};
 use common::{FakeGuest, HEAP, STACK_SIZE};
 use std::sync::atomic::Ordering;
 use vmtrace_trampolines::{Field, Last, Overflow, Point, Program, Read};
+
+/// Where programs read, in guests whose CPUs find their rings in each way.
+fn ways() -> impl Iterator<Item = (Addressing, Point)> {
+    let both = [Point::Entry, Point::Probe];
+    ADDRESSINGS.into_iter().flat_map(move |addressing| both.map(|point| (addressing, point)))
+}
 
 struct Random(u64);
 
@@ -94,14 +100,17 @@ impl Model {
 fn what_can_be_read_is_read_and_nothing_else() {
     let mut random = Random(4711);
     let (mut good, mut bad, mut cut) = (0, 0, 0);
-    for addressing in ADDRESSINGS {
+    for (addressing, point) in ways() {
         for overflow in [Overflow::Drop, Overflow::Overwrite] {
             for _ in 0..60 {
-                let reads = [0, 2, 5].map(|argument| random.read(argument));
+                let first = u8::from(point == Point::Probe);
+                let reads = [first, 2, 5].map(|argument| random.read(argument));
                 let fields = [Field::Stack, Field::Failed].into_iter();
                 let fields = fields.chain(reads.map(Field::Read)).chain([Field::Argument(1)]);
-                let program = Program { fields: fields.collect(), ..common::entry_program() };
+                let fields = fields.collect();
+                let program = Program { point, fields, ..common::entry_program() };
                 let guest = FakeGuest::with(1, 1 << 16, addressing, overflow, &[program]);
+                guest.come_from(1, point, 0);
                 guest.set_current(0, 1);
                 let (heap, words) = guest.heap();
                 for word in words {
@@ -169,13 +178,14 @@ fn reads_are_refused_where_they_cannot_say_that_they_failed() {
 #[test]
 fn what_is_known_to_be_there_is_read_without_a_look() {
     let mut random = Random(815);
-    for addressing in ADDRESSINGS {
+    for (addressing, point) in ways() {
         for _ in 0..200 {
             let count = 1 + random.below(6);
             let mut reads = Vec::new();
             for _ in 0..count {
                 let [argument, words] =
                     [9, 3].map(|most| u8::try_from(random.below(most)).unwrap());
+                let argument = argument.max(u8::from(point == Point::Probe));
                 // Some are beyond the offset of an instruction.
                 let far = 2000 * i32::from(random.below(2) == 0);
                 let [hop, offset] = [32, 64].map(|most| i32::try_from(random.below(most)).unwrap());
@@ -191,7 +201,7 @@ fn what_is_known_to_be_there_is_read_without_a_look() {
                     fields.push(Field::Argument(2));
                 }
             }
-            let program = Program { fields, ..common::entry_program() };
+            let program = Program { point, fields, ..common::entry_program() };
             let guest = FakeGuest::with(
                 1,
                 1 << 16,
@@ -199,6 +209,7 @@ fn what_is_known_to_be_there_is_read_without_a_look() {
                 Overflow::Drop,
                 std::slice::from_ref(&program),
             );
+            guest.come_from(1, point, 0);
             guest.set_current(0, 1);
             let (heap, words) = guest.heap();
             let address = |random: &mut Random| heap + 8 * random.below(words.len() as u64 - 300);
@@ -217,8 +228,7 @@ fn what_is_known_to_be_there_is_read_without_a_look() {
             }
             registers.stack.fill_with(|| address(&mut random));
             let before = registers.clone();
-            guest.run(1, &mut registers);
-            assert_eq!(ARGUMENTS.map(|at| registers.x[at]), ARGUMENTS.map(|at| before.x[at]));
+            guest.run_kept(1, point, &before);
             let mut last = None;
             guest.drain(0, &mut guest.ring(0).start(), |record| last = Some(record));
             let mut expected = Vec::new();
@@ -250,9 +260,10 @@ fn what_is_known_to_be_there_is_read_without_a_look() {
 /// The words of a record of these fields, with each way to address, of a call whose third argument is the heap and whose
 /// fourth is NULL; the heap has words at these places, which `at` makes of its address. No argument may change.
 fn recorded(fields: &[Field], at: impl Fn(u64) -> Vec<(usize, u64)>) -> Vec<(Vec<u64>, u64)> {
-    let one = |addressing| {
-        let program = Program { fields: fields.to_vec(), ..common::entry_program() };
+    let one = |(addressing, point)| {
+        let program = Program { point, fields: fields.to_vec(), ..common::entry_program() };
         let guest = FakeGuest::with(1, 1 << 16, addressing, Overflow::Drop, &[program]);
+        guest.come_from(1, point, 0);
         // The task that was there before.
         guest.set_current(0, 3);
         guest.set_current(0, 4711);
@@ -263,14 +274,12 @@ fn recorded(fields: &[Field], at: impl Fn(u64) -> Vec<(usize, u64)>) -> Vec<(Vec
         let mut registers = common::registers(0x5a5a);
         registers.x[ARGUMENTS[2]] = heap;
         registers.x[ARGUMENTS[3]] = 0;
-        let before = registers.clone();
-        guest.run(1, &mut registers);
-        assert_eq!(ARGUMENTS.map(|at| registers.x[at]), ARGUMENTS.map(|at| before.x[at]));
+        guest.run_kept(1, point, &registers);
         let mut last = None;
         guest.drain(0, &mut guest.ring(0).start(), |record| last = Some(record));
         (last.unwrap().fields.to_vec(), guest.stack())
     };
-    ADDRESSINGS.map(one).into()
+    ways().map(one).collect()
 }
 
 // `jiffies` stands among what arguments lead to: a value must be that of its own address, and what rdx

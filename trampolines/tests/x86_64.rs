@@ -61,8 +61,10 @@ fn all_registers_but_r10_r11_and_flags_survive() {
 #[test]
 fn the_state_of_the_cpu_is_that_of_the_call() {
     for (addressing, overflow) in VARIANTS {
-        for point in [Point::Entry, Point::Return, Point::Beyond] {
-            let fields = vec![Field::Stack, Field::Context];
+        for point in [Point::Entry, Point::Return, Point::Beyond, Point::Probe] {
+            let mut fields = vec![Field::Stack, Field::Context];
+            // Of which the third has a register that is needed for it.
+            fields.extend((1..6).filter(|_| point.enters()).map(Field::Argument));
             let program = Program { point, fields, ..entry_program() };
             let guest = FakeGuest::with(1, 1 << 15, addressing, overflow, &[program]);
             guest.come_from(0, point, 0);
@@ -84,6 +86,7 @@ fn the_state_of_the_cpu_is_that_of_the_call() {
                 }
                 Overflow::Overwrite => all = guest.recorded(0),
             }
+            assert!(all.iter().all(|record| record.fields[2..].iter().all(|&it| it == 7)));
             let found: Vec<_> = all
                 .iter()
                 .map(|record| RawContext(record.fields[1]))

@@ -11,6 +11,7 @@ use vmtrace::kernel::tracepoints::{Call, Hooks, Origin, Preparation, SyscallMark
 use vmtrace::tracer::annex::Memory;
 use vmtrace::tracer::{Attachment, Duty, Guest, Moment, PointReason, PointSkip};
 use vmtrace_trampolines::riscv64::encode::{NOP, j};
+use vmtrace_trampolines::{Field, Point};
 
 /// Of each architecture's length.
 fn trap(fake: &Fake) -> &'static [u8] {
@@ -104,14 +105,20 @@ fn leads_on(fake: &Fake, at: u64) -> u64 {
     }
 }
 
-/// The program that a probe calls, and what the program returns to.
-fn called(fake: &Fake, probe: u64) -> (u64, u64) {
+/// Bytes from a probe to where it is called directly.
+const DIRECT: u64 = 4;
+
+/// The program that a probe has or calls, and what its records tell. Programs that probes have are in front of what tells
+/// that.
+fn called(fake: &Fake, probe: u64) -> (Vec<u8>, u64) {
     match fake.kernel.arch() {
         Arch::X86_64 => {
-            let code = ours(fake, probe, 14);
-            assert_eq!(code[..5], [0xf3, 0x0f, 0x1e, 0xfa, 0xe8]);
-            assert_eq!(code[9..], [0xc3, 0xcc, 0xcc, 0xcc, 0xcc]);
-            (leads(probe + 4, &code[4..]), probe + 9)
+            let told = probe + DIRECT;
+            let name = u32::try_from(told & 0xffff_ffff).unwrap().to_le_bytes();
+            let code = ours(fake, probe, 256);
+            assert_eq!(code[..4], [0xf3, 0x0f, 0x1e, 0xfa]);
+            let named = code.windows(9).position(|it| it[..4] == name && it[4] == 0xc3).unwrap();
+            (code[..named].to_vec(), told)
         }
         Arch::Riscv64 => {
             let code = ours(fake, probe, 8);
@@ -124,7 +131,7 @@ fn called(fake: &Fake, probe: u64) -> (u64, u64) {
             fake.write(fake.at(probe), &(word & !0xf80).to_le_bytes()).unwrap();
             let to = riscv64::jump(fake, probe);
             fake.write(fake.at(probe), &word.to_le_bytes()).unwrap();
-            (to, probe + 4)
+            (to.to_le_bytes().into(), probe + 4)
         }
     }
 }
@@ -180,7 +187,8 @@ fn watched(fake: &Fake) -> (Attachment, u16) {
         let to = leads_on(fake, next);
         assert!(locks.any(|lock| lock == to), "{to:#x}");
     }
-    let program = attachment.program(fake, &fake.kernel, &Duty::entry(vec![0])).unwrap();
+    let duty = Duty::new(Point::Probe, vec![0], &[Field::Argument(2)]);
+    let program = attachment.program(fake, &fake.kernel, &duty).unwrap();
     (attachment, program)
 }
 
@@ -217,31 +225,34 @@ fn every_tracepoint_is_held_and_given_back() {
         let brackets = fake.text();
         let all = hooks(&fake);
         assert!(all.len() > 500, "{name}: {}", all.len());
-        let mut names = Vec::new();
+        let mut words_of = Vec::new();
         for (_, hooks) in &all {
-            names.push(attachment.tracepoint_word(&fake, (hooks.tracepoint, ""), program).unwrap());
+            words_of
+                .push(attachment.tracepoint_word(&fake, (hooks.tracepoint, ""), program).unwrap());
         }
         let wanted: Vec<_> = all.iter().map(|(_, hooks)| (hooks.clone(), program)).collect();
         let skipped = attachment.hold_tracepoints(&fake, wanted).unwrap();
         assert_eq!(skipped, [], "{name}");
         assert_eq!(attachment.held_tracepoints(), all.len(), "{name}");
-        let mut programs = BTreeSet::new();
-        for ((event, hooks), word) in all.iter().zip(names) {
+        let (mut programs, mut names) = (BTreeSet::new(), BTreeSet::new());
+        for ((event, hooks), word) in all.iter().zip(words_of) {
             let array = fake.read_u64(fake.at(hooks.funcs)).unwrap();
             let list = words(&ours(&fake, array, 48));
             let (probe, rest) = (list[0], &list[1..]);
             assert_eq!(rest, [0; 5], "{name} {event}");
             let (lead, branches) = code(&fake, hooks);
             for (call, to) in calls(hooks).iter().zip(lead) {
-                assert_eq!(to == probe, stays(&fake, call.code), "{name} {event}");
+                let is_ours = to == probe + DIRECT;
+                assert_eq!(is_ours, stays(&fake, call.code), "{name} {event}");
             }
             for (branch, jumps) in hooks.branches.iter().zip(branches) {
                 assert_eq!(jumps, stays(&fake, branch.code), "{name} {event}");
             }
             assert_eq!(fake.word(fake.at(hooks.enabled)), 0, "{name} {event}");
-            let (program, returns_to) = called(&fake, probe);
+            let (program, told) = called(&fake, probe);
             programs.insert(program);
-            assert_eq!(u64::from(word), returns_to & 0xffff_ffff, "{name} {event}");
+            assert!(names.insert(word), "{name} {event}: two of one name");
+            assert_eq!(u64::from(word), told & 0xffff_ffff, "{name} {event}");
         }
         assert_eq!(programs.len(), 1, "{name}: {programs:x?}");
         assert_eq!(attachment.lend_tracepoints(&fake).unwrap(), (all.len(), true), "{name}");

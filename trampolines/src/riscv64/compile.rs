@@ -161,7 +161,7 @@ fn record(
     }
     finish(reads, &mut ops, values)?;
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
-    Ok(Code { bytes, endings, stop: None })
+    Ok(Code { bytes, endings, stop: None, site: None })
 }
 
 /// The state of the CPU, to this displacement. t3 is lost.

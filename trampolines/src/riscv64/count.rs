@@ -101,7 +101,7 @@ pub(super) fn count(
     dynasm!(ops; .arch riscv64; leave: ; =>leave);
     endings.push(end_program(&mut ops, point));
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
-    Ok(Code { bytes, endings, stop })
+    Ok(Code { bytes, endings, stop, site: None })
 }
 
 /// Counts down to 0, with a trap at that call; goes on at `leave` at others. Where the trap is. At a return `t0` is

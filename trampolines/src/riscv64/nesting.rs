@@ -21,7 +21,9 @@ pub(super) fn nested(
         (Point::Entry, _) if nesting.call == Call::Fresh => fresh(ops, nesting, leave),
         (Point::Entry, None) => entered(ops, nesting, leave)?,
         (Point::Entry, Some(depth)) => entered_level(ops, (nesting, depth), leave)?,
-        (Point::Tail, _) => return Err(ProgramError::Nesting("is not for jumps", point)),
+        (Point::Tail | Point::Probe, _) => {
+            return Err(ProgramError::Nesting("is not for jumps or tracepoints", point));
+        }
     }
     Ok(())
 }

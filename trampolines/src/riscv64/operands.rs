@@ -48,7 +48,7 @@ pub(super) struct Registers {
 /// t0 and t1: one of the two has what the program was entered with.
 pub(super) const fn registers(point: Point) -> Registers {
     match point {
-        Point::Entry | Point::Tail => Registers { link: 5, control: 6 },
+        Point::Entry | Point::Tail | Point::Probe => Registers { link: 5, control: 6 },
         Point::Return | Point::Beyond => Registers { link: 6, control: 5 },
     }
 }
@@ -112,7 +112,7 @@ pub(super) fn end(ops: &mut Assembler, point: Point) -> usize {
     let ending = ops.offset().0;
     // Harts predict what is jumped to by ra from calls: a function's return must stay one.
     match point {
-        Point::Entry | Point::Tail => dynasm!(ops; .arch riscv64; jr t0),
+        Point::Entry | Point::Tail | Point::Probe => dynasm!(ops; .arch riscv64; jr t0),
         Point::Return | Point::Beyond => dynasm!(ops; .arch riscv64; ret),
     }
     ending

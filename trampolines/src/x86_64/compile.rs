@@ -4,7 +4,9 @@ use super::condition::{Tests, follow};
 use super::count::{Told, count, count_down};
 use super::marks::{mark, marked, unmark};
 use super::nesting::{behind, nested};
-use super::operands::{ABOVE_SPENT, ARGUMENTS, Assembler, ENDING, Operands, RDX, disp, exchange};
+use super::operands::{
+    ABOVE_SPENT, ARGUMENTS, Assembler, ENDING, Operands, R10, RDI, RDX, disp, exchange,
+};
 use super::read::{finish, read};
 use super::slow::slow;
 use super::sort::{SAVED, begin, crowded, end as end_sorted, restore, sort};
@@ -31,6 +33,8 @@ use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
 /// Its return: entered by a jump with the low half of the site's address in `ecx`. `rcx`, `rsi`,
 /// `rdi`, `r8` to `r11` and the flags are free, as they are to a caller.
 ///
+/// As a tracepoint's probe: as any function of C.
+///
 /// # Errors
 /// When there can be no such program.
 pub fn compile(
@@ -44,6 +48,10 @@ pub fn compile(
     let mut reads = Reads::default();
     let ends = ops.new_dynamic_label();
     let point = program.point;
+    let mut site = None;
+    if point == Point::Probe {
+        ops.extend(ENDBR);
+    }
     let unmarked = match program.counts {
         Some(Counts::Mark(marks, going)) => Some((marks, going, ops.new_dynamic_label())),
         _ => None,
@@ -98,8 +106,8 @@ pub fn compile(
         (Some(Counts::Untold(calls)), _) => untold(&mut ops, calls)?,
         (Some(Counts::Mark(marks, going)), _) => mark(&mut ops, (marks, going), not_meant)?,
         (None, Point::Tail) if since.is_some() => tail(&mut ops, program, &operands, values)?,
-        (None, Point::Entry | Point::Tail | Point::Beyond) => {
-            entry(&mut ops, program, &operands, values, &mut reads)?;
+        (None, Point::Entry | Point::Tail | Point::Beyond | Point::Probe) => {
+            site = entry(&mut ops, program, &operands, values, &mut reads)?;
         }
         (None, Point::Return) => {
             if since.is_none() {
@@ -137,12 +145,12 @@ pub fn compile(
     if let Some(nested) = nested {
         behind(&mut ops, &nested)?;
     }
-    let load = finish(reads, &mut ops, values)?;
+    let load = finish(reads, &mut ops, values, pointer(point))?;
     let bytes = ops.finalize().map_err(|error| ProgramError::Assembler(error.to_string()))?;
-    Ok(Code { bytes, endings: [ending].into_iter().chain(load).collect(), stop })
+    Ok(Code { bytes, endings: [ending].into_iter().chain(load).collect(), stop, site })
 }
 
-/// Leaves the control block, or its distance from the gs base, in r11. rdx is free.
+/// Leaves the control block, or its distance from the gs base, in r11.
 pub(super) fn find_control(ops: &mut Assembler, values: &Values) -> Result<(), ProgramError> {
     match values.addressing {
         Addressing::PerCpu { distance } => {
@@ -153,17 +161,17 @@ pub(super) fn find_control(ops: &mut Assembler, values: &Values) -> Result<(), P
             let cpus = disp("the number of CPUs", cpus)?;
             let table = disp("the table of control blocks", table)?;
             dynasm!(ops; .arch x64
-                ; gs mov edx, [DWORD number]
-                ; cmp edx, cpus
+                ; gs mov r11d, [DWORD number]
+                ; cmp r11d, cpus
                 ; jae >out
-                ; mov r11, [rdx * 8 + table]
+                ; mov r11, [r11 * 8 + table]
             );
         }
     }
     Ok(())
 }
 
-/// Reserves; leaves the end of the record in r10 and the old position in rax. rdx is lost.
+/// Reserves; leaves the end of the record in r10 and the old position in rax. [`slow`] says what else is lost.
 pub(super) fn reserve(ops: &mut Assembler, operands: &Operands) {
     let Operands { size, info, overwrite, shared, rings, .. } = *operands;
     const { assert!(control::HEAD == 0) };
@@ -176,9 +184,9 @@ pub(super) fn reserve(ops: &mut Assembler, operands: &Operands) {
     dynasm!(ops; .arch x64
         ; test eax, ABOVE_SPENT
         ; jz >slow
-        ; lea rdx, [rax - size]
+        ; lea r10, [rax - size]
     );
-    exchange(ops, shared);
+    exchange(ops, shared, R10);
     dynasm!(ops; .arch x64
         ; jne <reserve
         ; movsxd r10, eax
@@ -209,52 +217,70 @@ pub(super) fn who_and_when(ops: &mut Assembler, values: &Values) -> Result<(), P
     Ok(())
 }
 
-/// Leaves an argument in rdx. `more` bytes are on the stack beside rax and rdx.
-fn argument(ops: &mut Assembler, number: u8, more: i32) {
-    match ARGUMENTS.get(usize::from(number)) {
-        // It was pushed last.
-        Some(&RDX) => dynasm!(ops; .arch x64; mov rdx, [rsp]),
-        Some(&register) => dynasm!(ops; .arch x64; mov rdx, Rq(register)),
-        None => {
-            // Above the function's return address.
-            let from = more + 32 + 8 * (i32::from(number) - 6);
-            dynasm!(ops; .arch x64; mov rdx, [rsp + from]);
+/// What an entry program may have in any register, by its number: pointers, above all. It is that of an argument that
+/// was pushed, or of one that nobody needs.
+const fn pointer(point: Point) -> u8 {
+    if matches!(point, Point::Probe) { RDI } else { RDX }
+}
+
+/// Where an entry program finds what its function was given.
+struct Given {
+    /// See [`pointer`].
+    pointer: u8,
+    /// Bytes from the stack pointer to the function's return address.
+    above: i32,
+    /// The argument that `pointer` has.
+    has: Option<u8>,
+}
+
+impl Given {
+    /// The register that an argument is still in.
+    fn register(&self, number: u8) -> Option<u8> {
+        let register = ARGUMENTS.get(usize::from(number)).copied();
+        register.filter(|&register| register != self.pointer)
+    }
+
+    /// Leaves an argument in `pointer`.
+    fn load(&self, ops: &mut Assembler, number: u8) {
+        let to = self.pointer;
+        match (self.register(number), number.checked_sub(6)) {
+            (Some(register), _) => dynasm!(ops; .arch x64; mov Rq(to), Rq(register)),
+            // It was pushed last.
+            (None, None) => dynasm!(ops; .arch x64; mov Rq(to), [rsp]),
+            (None, Some(on_stack)) => {
+                let from = self.above + 8 + 8 * i32::from(on_stack);
+                dynasm!(ops; .arch x64; mov Rq(to), [rsp + from]);
+            }
         }
     }
 }
 
-/// Memory along pointers that lead where they should. rax and rdx are lost; `in_rdx` is the argument
-/// that rdx has before and after that.
-fn known(
-    ops: &mut Assembler,
-    read: &Read,
-    (more, to): (i32, i32),
-    in_rdx: &mut Option<u8>,
-    linked: bool,
-) {
+/// Memory along pointers that lead where they should. rax and what `given` has for pointers are lost.
+fn known(ops: &mut Assembler, read: &Read, to: i32, given: &mut Given, linked: bool) {
     let (Last::Words { offset, words } | Last::Text { offset, words }) = read.last();
     // From the argument's own register, where it has one that is still what it was.
-    let first = match ARGUMENTS.get(usize::from(read.argument())) {
-        Some(&register) if register != RDX => register,
-        _ if *in_rdx == Some(read.argument()) => RDX,
-        _ => {
-            argument(ops, read.argument(), more);
-            *in_rdx = Some(read.argument());
-            RDX
+    let pointer = given.pointer;
+    let first = match given.register(read.argument()) {
+        Some(register) => register,
+        None if given.has == Some(read.argument()) => pointer,
+        None => {
+            given.load(ops, read.argument());
+            given.has = Some(read.argument());
+            pointer
         }
     };
     if !read.hops().is_empty() {
-        *in_rdx = None;
+        given.has = None;
     }
     if linked {
         dynasm!(ops; .arch x64; test Rq(first), Rq(first); jz >null);
     }
     let from = read.hops().iter().fold(first, |from, &hop| {
-        dynasm!(ops; .arch x64; mov rdx, [Rq(from) + hop]);
+        dynasm!(ops; .arch x64; mov Rq(pointer), [Rq(from) + hop]);
         if linked {
-            dynasm!(ops; .arch x64; test rdx, rdx; jz >null);
+            dynasm!(ops; .arch x64; test Rq(pointer), Rq(pointer); jz >null);
         }
-        RDX
+        pointer
     });
     for word in 0..i32::from(words) {
         dynasm!(ops; .arch x64
@@ -324,32 +350,40 @@ pub(super) fn context(ops: &mut Assembler, values: &Values, to: i32) -> Result<(
     Ok(())
 }
 
+/// Records an entry, or what has the stack of one. Where what tells the site belongs, if nothing else does.
 fn entry(
     ops: &mut Assembler,
     program: &Program,
     operands: &Operands,
     values: &Values,
     reads: &mut Reads,
-) -> Result<(), ProgramError> {
+) -> Result<Option<usize>, ProgramError> {
     // Bytes on the stack beside rax and rdx, and below the return address into the stub.
     let mut more = 0;
     let kept = if program.point == Point::Beyond { BEYOND } else { 0 };
+    let in_place = operands.in_place;
     if program.fields.contains(&Field::Target) {
         dynasm!(ops; .arch x64; push r11);
         more = 8;
     }
-    dynasm!(ops; .arch x64
-        ; push rax
-        ; push rdx
-    );
+    if !in_place {
+        dynasm!(ops; .arch x64
+            ; push rax
+            ; push rdx
+        );
+    }
+    let above = if in_place { 0 } else { more + kept + 24 };
+    let mut given = Given { pointer: pointer(program.point), above, has: None };
     find_control(ops, values)?;
     reserve(ops, operands);
     dynasm!(ops; .arch x64
-        ; mov rdx, [rsp + more + kept + 24]
-        ; mov [r10 + (values.rings + at(below::CALLER))], edx
+        ; mov Rq(given.pointer), [rsp + above]
+        ; mov [r10 + (values.rings + at(below::CALLER))], Rd(given.pointer)
     );
-    let mut in_rdx = None;
-    for (index, (field, below)) in program.places().enumerate() {
+    // The state of the CPU comes last: rdx is lost.
+    let is_context = |(_, (field, _)): &(usize, (Field, usize))| *field == Field::Context;
+    let (last, places): (Vec<_>, Vec<_>) = program.places().enumerate().partition(is_context);
+    for (index, (field, below)) in places.into_iter().chain(last) {
         let to = values.rings + at(below);
         let keeps = match field {
             Field::Known(_)
@@ -357,13 +391,11 @@ fn entry(
             | Field::Failed
             | Field::Variable(_)
             | Field::Task { .. } => true,
-            Field::Argument(number) => {
-                ARGUMENTS.get(usize::from(number)).is_some_and(|&register| register != RDX)
-            }
+            Field::Argument(number) => given.register(number).is_some(),
             _ => false,
         };
         if !keeps {
-            in_rdx = None;
+            given.has = None;
         }
         match field {
             Field::Stack if more == 0 => dynasm!(ops; .arch x64; mov [r10 + to], rsp),
@@ -371,24 +403,22 @@ fn entry(
                 dynasm!(ops; .arch x64; lea rdx, [rsp + more]; mov [r10 + to], rdx);
             }
             Field::Target => dynasm!(ops; .arch x64; mov rdx, [rsp + 16]; mov [r10 + to], rdx),
-            Field::Argument(number) => match ARGUMENTS.get(usize::from(number)) {
-                Some(&register) if register != RDX => {
-                    dynasm!(ops; .arch x64; mov [r10 + to], Rq(register));
-                }
-                _ => {
-                    argument(ops, number, more);
-                    dynasm!(ops; .arch x64; mov [r10 + to], rdx);
-                }
-            },
+            Field::Argument(number) => {
+                let register = given.register(number).unwrap_or_else(|| {
+                    given.load(ops, number);
+                    given.pointer
+                });
+                dynasm!(ops; .arch x64; mov [r10 + to], Rq(register));
+            }
             // Reads that fail come after it.
             Field::Failed => dynasm!(ops; .arch x64; mov QWORD [r10 + to], 0),
             Field::Context => context(ops, values, to)?,
             Field::Read(wanted) => {
-                argument(ops, wanted.argument(), more);
-                read(reads, ops, &wanted, (index, to));
+                given.load(ops, wanted.argument());
+                read(reads, ops, (&wanted, given.pointer), (index, to));
             }
-            Field::Known(wanted) => known(ops, &wanted, (more, to), &mut in_rdx, false),
-            Field::Linked(wanted) => known(ops, &wanted, (more, to), &mut in_rdx, true),
+            Field::Known(wanted) => known(ops, &wanted, to, &mut given, false),
+            Field::Linked(wanted) => known(ops, &wanted, to, &mut given, true),
             Field::Variable(link) => {
                 let at = disp("a variable", link.wrapping_add(values.slide))?;
                 dynasm!(ops; .arch x64; mov rax, [DWORD at]; mov [r10 + to], rax);
@@ -411,9 +441,16 @@ fn entry(
     }
     reads.failed = program.below(Field::Failed).map(|below| values.rings + at(below));
     who_and_when(ops, values)?;
+    let site = values.rings + at(below::SITE);
+    if in_place {
+        dynasm!(ops; .arch x64; mov DWORD [r10 + site], NOWHERE);
+        let immediate = ops.offset().0 - size_of_val(&NOWHERE);
+        dynasm!(ops; .arch x64; out:);
+        return Ok(Some(immediate));
+    }
     dynasm!(ops; .arch x64
         ; mov rdx, [rsp + more + 16]
-        ; mov [r10 + (values.rings + at(below::SITE))], edx
+        ; mov [r10 + site], edx
         ; out:
         ; pop rdx
         ; pop rax
@@ -421,8 +458,11 @@ fn entry(
     if more != 0 {
         dynasm!(ops; .arch x64; pop r11);
     }
-    Ok(())
+    Ok(None)
 }
+
+/// In place of what tells the site, until that is known. Not 0, which no record has.
+const NOWHERE: i32 = 1;
 
 /// With what is returned in rsi and rdi, where it stays, and the duration in r9, if it is known.
 fn end(
@@ -531,21 +571,11 @@ pub const BEYOND_RETURN: u64 = 13;
 /// Bytes that it has on the stack.
 pub(super) const BEYOND: i32 = 16;
 
-/// What probes of a tracepoint are called by: a function at `address` that calls `program`, which
-/// finds the probe's arguments, and returns. What the program returns to ([`PROBE_CALL`]) names it.
-/// The place of its return is behind that. `None` when the program is out of reach.
-#[must_use]
-pub fn probe(address: u64, program: u64) -> Option<[u8; 14]> {
-    let mut code = [0; 14];
-    // endbr64: kernels call through pointers, too.
-    code[..4].copy_from_slice(&[0xf3, 0x0f, 0x1e, 0xfa]);
-    code[4..9].copy_from_slice(&jump(0xe8, address.wrapping_add(4), program)?);
-    code[9..].copy_from_slice(&ENDING);
-    Some(code)
-}
+/// `endbr64`: what kernels call through pointers begins with it.
+const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
-/// Bytes from a [`probe`] to where its call returns to, which is its return.
-pub const PROBE_CALL: u64 = 9;
+/// Bytes from a program of [`Point::Probe`] to where a direct call may enter it. The address of that tells the site.
+pub const PROBE_CALLED: u64 = ENDBR.len() as u64;
 
 pub(super) fn jump(opcode: u8, from: u64, to: u64) -> Option<[u8; 5]> {
     let distance = to.wrapping_sub(from.wrapping_add(5)).cast_signed();
@@ -593,7 +623,6 @@ pub fn indirect_stub(address: u64, program: u64, register: u8, jump_on: &[u8]) -
     Some(code)
 }
 
-const R10: u8 = 10;
 const RESTORE: [u8; 3] = [0x4d, 0x89, 0xda];
 
 /// Bytes from an [`indirect_stub`] to where its call returns to.

@@ -2,7 +2,7 @@
 //! arguments, `r11`, and write nothing.
 
 use super::marks::BELOW;
-use super::operands::{ARGUMENTS, Assembler, disp};
+use super::operands::{ARGUMENTS, Assembler, R10, disp};
 use super::sort::SAVED;
 use super::{Addressing, Values};
 use crate::branch::{Branches, Way};
@@ -18,7 +18,6 @@ const UNKNOWN: &str = "is about what is not known";
 const RAX: u8 = 0;
 const RSI: u8 = 6;
 const R9: u8 = 9;
-const R10: u8 = 10;
 
 /// What the tests of a condition are written with, and where they stand.
 pub(super) struct Tests<'a> {
@@ -46,7 +45,7 @@ impl Branches for Tests<'_> {
         let Self { ops, values, point, timed } = self;
         match *test {
             Test::Number { operand, relation, value } => {
-                compare(ops, (values, *timed), operand, relation, value)?;
+                compare(ops, values, (*point, *timed), (operand, relation, value))?;
                 let relation = if when { relation } else { relation.inverse() };
                 jump(ops, relation, operand.width().1, target);
             }
@@ -54,7 +53,7 @@ impl Branches for Tests<'_> {
                 let start = disp("a function", start.wrapping_add(values.slide))?;
                 // Below the return address into the function, or into the stub.
                 match (point, timed) {
-                    (Point::Return, _) => dynasm!(ops; .arch x64; mov r10, [rsp]),
+                    (Point::Return | Point::Probe, _) => dynasm!(ops; .arch x64; mov r10, [rsp]),
                     (Point::Beyond, _) => {
                         dynasm!(ops; .arch x64; mov r10, [rsp + BELOW]);
                     }
@@ -144,10 +143,9 @@ pub(super) fn follow(
 /// Sets the flags.
 fn compare(
     ops: &mut Assembler,
-    (values, timed): (&Values, bool),
-    operand: Operand,
-    relation: Relation,
-    value: u64,
+    values: &Values,
+    (point, timed): (Point, bool),
+    (operand, relation, value): (Operand, Relation, u64),
 ) -> Result<(), ProgramError> {
     let bits = matches!(relation, Relation::Common | Relation::NoneCommon);
     #[allow(clippy::cast_possible_truncation, reason = "operands of up to 4 bytes")]
@@ -184,8 +182,9 @@ fn compare(
             let register = if let Some(&register) = ARGUMENTS.get(usize::from(number)) {
                 register
             } else {
-                // Above the function's return address.
-                let from = 16 + 8 * (i32::from(number) - 6);
+                // Above the function's return address, and that into it.
+                let below = if point == Point::Probe { 8 } else { 16 };
+                let from = below + 8 * (i32::from(number) - 6);
                 dynasm!(ops; .arch x64; mov r10, [rsp + from]);
                 R10
             };

@@ -59,7 +59,7 @@ pub(super) fn count_down(
     match (point, saved) {
         (Point::Return, _) => dynasm!(ops; .arch x64; mov r10d, ecx),
         (Point::Tail, true) => dynasm!(ops; .arch x64; mov r10, [rsp + SAVED]),
-        (Point::Entry | Point::Tail | Point::Beyond, _) => {
+        (Point::Entry | Point::Tail | Point::Beyond | Point::Probe, _) => {
             dynasm!(ops; .arch x64; mov r10, [rsp]);
         }
     }

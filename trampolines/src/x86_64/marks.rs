@@ -73,7 +73,7 @@ pub(super) fn marked(
             dynasm!(ops; .arch x64; lea r11, [rsp + (BELOW - LESS)]);
             R11
         }
-        Point::Entry | Point::Return => {
+        Point::Entry | Point::Return | Point::Probe => {
             dynasm!(ops; .arch x64; lea r11, [rsp - LESS]);
             R11
         }

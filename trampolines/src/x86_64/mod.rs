@@ -18,6 +18,7 @@ mod count;
 #[allow(clippy::useless_conversion, reason = "of the assembler's macro")]
 mod marks;
 mod nesting;
+#[allow(clippy::useless_conversion, reason = "of the assembler's macro")]
 mod operands;
 mod read;
 mod slow;
@@ -28,8 +29,8 @@ mod switch;
 mod timed;
 
 pub use compile::{
-    BEYOND_CALL, BEYOND_RETURN, INDIRECT_CALL, PROBE_CALL, beyond_stub, compile, indirect_jump,
-    indirect_stub, probe, return_stub, tail_stub,
+    BEYOND_CALL, BEYOND_RETURN, INDIRECT_CALL, PROBE_CALLED, beyond_stub, compile, indirect_jump,
+    indirect_stub, return_stub, tail_stub,
 };
 
 pub use switch::{Switch, SwitchStub, switch_stub};
@@ -91,7 +92,7 @@ pub const fn stack_bias(point: crate::Point) -> u64 {
     match point {
         // rax, rdx and the return address into the function or the stub.
         crate::Point::Entry | crate::Point::Tail => 24,
-        crate::Point::Return => 0,
+        crate::Point::Return | crate::Point::Probe => 0,
         // What the stub has saved, too.
         crate::Point::Beyond => {
             const { assert!(compile::BEYOND == 16) };

@@ -42,7 +42,7 @@ fn row(ops: &mut Assembler, point: Point, nesting: Nesting) {
     match point {
         Point::Entry => dynasm!(ops; .arch x64; lea r11, [rsp + 8]),
         Point::Tail => dynasm!(ops; .arch x64; lea r11, [rsp + 16]),
-        Point::Return => dynasm!(ops; .arch x64; mov r11, rsp),
+        Point::Return | Point::Probe => dynasm!(ops; .arch x64; mov r11, rsp),
         Point::Beyond => dynasm!(ops; .arch x64; lea r11, [rsp + BELOW]),
     }
     dynasm!(ops; .arch x64; shr r11, shift; and r11d, mask);
@@ -86,6 +86,7 @@ pub(super) fn nested(
             dynasm!(ops; .arch x64; pop r11);
             Kind::Jump(out)
         }
+        Point::Probe => return Err(ProgramError::Nesting("is not for tracepoints", point)),
         Point::Return | Point::Beyond => {
             row(ops, point, nesting);
             if nesting.depth.is_none() {

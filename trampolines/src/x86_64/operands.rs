@@ -3,9 +3,9 @@
 use super::{Addressing, SPENT, Values};
 use crate::displacement::small;
 use crate::layout::CHUNK_SIZE;
-use crate::program::{Overflow, Program, ProgramError};
+use crate::program::{Overflow, Point, Program, ProgramError};
 use dynasmrt::x64::X64Relocation;
-use dynasmrt::{VecAssembler, dynasm};
+use dynasmrt::{DynasmApi, VecAssembler, dynasm};
 
 pub(super) type Assembler = VecAssembler<X64Relocation>;
 
@@ -18,6 +18,8 @@ pub(super) const ENDING: [u8; 5] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
 /// The calling convention's registers for integers: rdi, rsi, rdx, rcx, r8, r9.
 pub(super) const ARGUMENTS: [u8; 6] = [7, 6, RDX, 1, 8, 9];
 pub(super) const RDX: u8 = 2;
+pub(super) const RDI: u8 = 7;
+pub(super) const R10: u8 = 10;
 
 /// A value as the sign-extended displacement or address of an instruction.
 pub(super) fn disp(what: &'static str, value: u64) -> Result<i32, ProgramError> {
@@ -33,6 +35,8 @@ pub(super) struct Operands {
     pub(super) wait: Option<&'static [u8]>,
     pub(super) tracers: i32,
     pub(super) shared: bool,
+    /// Arguments are in their registers: rdx is not saved, and rdi is free.
+    pub(super) in_place: bool,
     /// From the sign-extended low half of a position to memory: [`Values::rings`].
     pub(super) rings: i32,
 }
@@ -64,15 +68,16 @@ impl Operands {
             },
             tracers: program.tracers.into(),
             shared: matches!(values.addressing, Addressing::Shared { .. }),
+            in_place: program.point == Point::Probe,
         })
     }
 }
 
-/// Head, from rax to rdx.
-pub(super) fn exchange(ops: &mut Assembler, shared: bool) {
+/// Head, from rax to what a register has.
+pub(super) fn exchange(ops: &mut Assembler, shared: bool, to: u8) {
     if shared {
-        dynasm!(ops; .arch x64; lock cmpxchg [r11], rdx);
+        dynasm!(ops; .arch x64; lock cmpxchg [r11], Rq(to));
     } else {
-        dynasm!(ops; .arch x64; gs cmpxchg [r11], rdx);
+        dynasm!(ops; .arch x64; gs cmpxchg [r11], Rq(to));
     }
 }

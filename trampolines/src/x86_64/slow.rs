@@ -4,7 +4,7 @@
 //! The account of a chunk is found from the position itself. So whatever happens to the task
 //! meanwhile, the exchange, or the result "full", concerns the ring that the position names.
 
-use super::operands::{ABOVE_SPENT, Assembler, Operands, exchange};
+use super::operands::{ABOVE_SPENT, Assembler, Operands, RDX, exchange};
 use crate::displacement::{account, small};
 use crate::layout::{CHUNK_SIZE, CLAIMED, FRONT_SIZE, below, control, front};
 use dynasmrt::{DynasmApi, DynasmLabelApi, dynasm};
@@ -18,8 +18,11 @@ const _: () = assert!(CLAIMED_LAP == -1);
 /// With the position in rax and the control block in r11, as `reserve` leaves them.
 pub(super) fn slow(ops: &mut Assembler, operands: &Operands) {
     let rings = operands.rings;
+    dynasm!(ops; .arch x64; slow:);
+    if operands.in_place {
+        dynasm!(ops; .arch x64; mov rdi, rdx);
+    }
     dynasm!(ops; .arch x64
-        ; slow:
         // r10: the last byte of this chunk; rdx: the position that opens the next one.
         ; movsxd r10, eax
         ; or r10, LAST_BYTE
@@ -36,13 +39,11 @@ pub(super) fn slow(ops: &mut Assembler, operands: &Operands) {
             ; cmp rdx, [r10 + (rings + small(front::ROOM))]
             ; jne >full
         );
-        exchange(ops, operands.shared);
-        dynasm!(ops; .arch x64
-            ; jmp <reserve
-            ; full:
-        );
+        exchange(ops, operands.shared, RDX);
+        again(ops, operands);
+        dynasm!(ops; .arch x64; full:);
         if let Some(instruction) = operands.wait {
-            wait(ops, operands.shared, instruction);
+            wait(ops, operands, instruction);
         }
     }
     dynasm!(ops; .arch x64
@@ -53,20 +54,26 @@ pub(super) fn slow(ops: &mut Assembler, operands: &Operands) {
     );
 }
 
+/// Tries to reserve once more.
+fn again(ops: &mut Assembler, operands: &Operands) {
+    if operands.in_place {
+        dynasm!(ops; .arch x64; mov rdx, rdi);
+    }
+    dynasm!(ops; .arch x64; jmp <reserve);
+}
+
 /// Waits a while and looks again, unless nobody makes room any more.
-fn wait(ops: &mut Assembler, shared: bool, instruction: &[u8]) {
+fn wait(ops: &mut Assembler, operands: &Operands, instruction: &[u8]) {
     let word = small(control::WAIT);
-    if shared {
+    if operands.shared {
         dynasm!(ops; .arch x64; cmp DWORD [r11 + word], 0);
     } else {
         dynasm!(ops; .arch x64; gs cmp DWORD [r11 + word], 0);
     }
     dynasm!(ops; .arch x64; je >drop);
     ops.extend(instruction);
-    dynasm!(ops; .arch x64
-        ; jmp <reserve
-        ; drop:
-    );
+    again(ops, operands);
+    dynasm!(ops; .arch x64; drop:);
 }
 
 /// Takes the next chunk all of whose records are finished, counts and clears them, and opens it. A
@@ -143,7 +150,7 @@ fn overwrite(ops: &mut Assembler, operands: &Operands) {
         ; mov [r10 + (rings + small(front::STATE))], rcx
         ; mov rax, r8
     );
-    exchange(ops, operands.shared);
+    exchange(ops, operands.shared, RDX);
     dynasm!(ops; .arch x64
         ; je >moved
         ; mov [r10 + (rings + small(front::STATE))], rsi
@@ -152,7 +159,9 @@ fn overwrite(ops: &mut Assembler, operands: &Operands) {
         ; pop rdi
         ; pop rsi
         ; pop rcx
-        ; jmp <reserve
+    );
+    again(ops, operands);
+    dynasm!(ops; .arch x64
         ; next:
         ; shr rdx, 32
         ; shl rdx, 32

@@ -213,9 +213,10 @@ impl FakeGuest {
         };
         let mut text = vec![0; PROGRAMS];
         for program in programs {
-            let Code { bytes, .. } = guest.compile(program, addressing);
-            guest.programs.push(code + text.len() as u64);
-            text.extend(bytes);
+            let address = code + text.len() as u64;
+            let compiled = named(guest.compile(program, addressing), address);
+            guest.programs.push(address);
+            text.extend(compiled.bytes);
             text.resize(text.len().next_multiple_of(16), 0);
         }
         for site in 0..usize::try_from(Self::SITES).unwrap() {
@@ -238,8 +239,8 @@ impl FakeGuest {
         addressing: Addressing,
         next: Option<usize>,
     ) -> usize {
-        let code = self.compile(program, addressing);
         let address = self.code + self.used as u64;
+        let code = named(self.compile(program, addressing), address);
         let bytes = match next {
             Some(next) => arch::going_on(code, address, self.programs[next]),
             None => code.bytes,
@@ -468,6 +469,7 @@ impl FakeGuest {
             Point::Tail => drop(self.tail_from(site, program)),
             Point::Return => drop(self.return_from(site, program)),
             Point::Beyond => drop(self.beyond_from(site, program)),
+            Point::Probe => drop(self.probe_from(site, program)),
         }
     }
 
@@ -480,6 +482,15 @@ impl FakeGuest {
     pub(crate) fn overflow(&self) -> Overflow {
         self.overflow
     }
+}
+
+/// A program that is to lie at an address, which it tells if nothing else does.
+fn named(mut code: Code, address: u64) -> Code {
+    if let Some(at) = code.site {
+        let name = u32::try_from(address + arch::PROBE_CALLED).unwrap();
+        code.bytes[at..at + 4].copy_from_slice(&name.to_le_bytes());
+    }
+    code
 }
 
 /// Whether a program has a field.

@@ -150,6 +150,9 @@ pub(crate) const RETURN_ADDRESS: u64 = 0;
 /// Registers that [`FakeGuest::run`] sets itself: gp and tp.
 pub(crate) const OWN: [usize; 2] = [3, 4];
 
+/// Programs do not tell where they are.
+pub(crate) const PROBE_CALLED: u64 = 0;
+
 /// The stack field needs no correction.
 pub(crate) const fn stack_bias(_: Point) -> u64 {
     0
@@ -158,7 +161,7 @@ pub(crate) const fn stack_bias(_: Point) -> u64 {
 /// Registers that a program may change; ra changes with every call, x0 never.
 pub(crate) fn free(point: Point) -> &'static [usize] {
     match point {
-        Point::Entry | Point::Tail => &[0, 1, 5, 6, 7, 28, 29, 30, 31],
+        Point::Entry | Point::Tail | Point::Probe => &[0, 1, 5, 6, 7, 28, 29, 30, 31],
         // And t1, in which a function's end names itself.
         Point::Return | Point::Beyond => &[0, 1, 5, 6, 7, 28, 29, 30, 31, 12, 13, 14, 15, 16, 17],
     }
@@ -352,6 +355,12 @@ impl FakeGuest {
     /// The same by a program of [`Point::Beyond`].
     pub(crate) fn beyond_from(&self, site: u64, program: usize) -> u32 {
         self.return_from(site, program)
+    }
+
+    /// The same by a program of [`Point::Probe`], which it calls.
+    pub(crate) fn probe_from(&self, site: u64, program: usize) -> u32 {
+        self.call_from(site, program);
+        self.function(site)
     }
 
     /// Lets a site go on to another function through a stub that calls an entry program. What its

@@ -4,7 +4,7 @@ use super::{AREA, FakeGuest, PID, STACK_OF, at};
 use vmtrace_trampolines::x86_64::{self, Values, compile};
 use vmtrace_trampolines::{Code, ContextPlaces, Overflow, Point, Program};
 
-pub(crate) use vmtrace_trampolines::x86_64::SPENT;
+pub(crate) use vmtrace_trampolines::x86_64::{PROBE_CALLED, SPENT};
 
 /// How a control block is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +89,7 @@ pub(crate) fn free(point: Point) -> &'static [usize] {
     match point {
         Point::Entry | Point::Tail => &[10, 11],
         Point::Return => &[1, 6, 7, 8, 9, 10, 11],
+        Point::Probe => &[0, 1, 2, 6, 7, 8, 9, 10, 11],
         // Its caller may know what the function does not change.
         Point::Beyond => &[],
     }
@@ -196,6 +197,15 @@ impl FakeGuest {
         self.put(0, &code);
         self.set_site(site, &jump(self.site(site), stub));
         u32::try_from(stub + x86_64::BEYOND_CALL).unwrap()
+    }
+
+    /// Lets a site be a program of [`Point::Probe`], as kernels enter it: from every other one as through a
+    /// pointer. What its record has for it.
+    pub(crate) fn probe_from(&self, site: u64, program: usize) -> u32 {
+        let called = self.program(program) + PROBE_CALLED;
+        let entered = if site.is_multiple_of(2) { called } else { self.program(program) };
+        self.set_site(site, &jump(self.site(site), entered));
+        u32::try_from(called).unwrap()
     }
 
     /// Lets a site go on to another function through a stub that calls an entry program. What its

@@ -169,7 +169,7 @@ impl Format {
         for part in &self.parts {
             let sp = sp.filter(|_| part.stack);
             match self.point {
-                Point::Entry => {
+                Point::Entry | Point::Probe => {
                     let entry =
                         EntryRecord::new(time, function, caller, pid).of_tracer(part.tracer);
                     match sp {

@@ -421,8 +421,8 @@ pub(super) trait GuestCode: Send {
         trap: &[u8],
     ) -> Result<Stops<Moment>, TraceError>;
 
-    /// Makes a probe of a tracepoint that calls a program: its run-time address, and that to which
-    /// the program returns, which names it.
+    /// Makes a probe of a tracepoint, of a program of [`Point::Probe`](vmtrace_trampolines::Point::Probe): its run-time
+    /// address, and that which its records tell.
     ///
     /// # Errors
     /// When there is no place for it.

@@ -13,7 +13,8 @@ impl Tracing {
     /// What each event has to do, in order.
     pub(in crate::session) fn event_duties(&self) -> impl Iterator<Item = Duty> {
         self.events.iter().map(|event| {
-            let mut duty = Duty::new(Point::Entry, vec![0], &event.fields.fields);
+            let point = if event.hooks().is_some() { Point::Probe } else { Point::Entry };
+            let mut duty = Duty::new(point, vec![0], &event.fields.fields);
             let condition = self.event_condition(event);
             duty.parts.iter_mut().for_each(|part| part.condition.clone_from(&condition));
             duty

@@ -33,7 +33,7 @@ pub(in crate::tracer) struct Points {
     pub(super) left: Vec<u16>,
     /// Static keys that tracepoints have in common, which jump on our account: by the first branch of each.
     pub(super) keys: BTreeMap<u64, Vec<Edit>>,
-    /// Run-time addresses of probes, and of what their programs return to, by tracepoint and
+    /// Run-time addresses of probes, and those that their records tell, by tracepoint and
     /// program. None ever goes away: a task may stand in it.
     pub(super) probes: HashMap<(u64, u16), (u64, u64)>,
     /// Names of the events of modules by their tracepoints: another module may have others in the

@@ -28,12 +28,10 @@ use std::sync::Arc;
 use vm_memory::Bytes;
 use vmtrace_trampolines::family::Strangers;
 use vmtrace_trampolines::x86_64::{self as compiler, Values};
-use vmtrace_trampolines::{self as program, Overflow, Program, Readable};
+use vmtrace_trampolines::{self as program, Overflow, Point, Program, Readable};
 
 /// Programs begin at multiples of so many bytes: those of a cache line.
 const ALIGN: u64 = 64;
-/// Probes begin at multiples of so many bytes.
-const PROBE_ALIGN: u64 = 16;
 
 pub(super) fn install(
     guest: &dyn Guest,
@@ -65,6 +63,7 @@ pub(super) fn install(
         used: 0,
         programs: Vec::new(),
         sources: Vec::new(),
+        unclaimed: FxHashMap::default(),
         shares: false,
         chains: FxHashMap::default(),
         endings: Vec::new(),
@@ -115,6 +114,8 @@ struct Code {
     programs: Vec<u64>,
     /// What each does.
     sources: Vec<(Program, Option<u16>)>,
+    /// Run-time addresses of programs that are no tracepoint's probe yet, by their numbers.
+    unclaimed: FxHashMap<u16, u64>,
     /// Sites are shared with the guest's own ftrace.
     shares: bool,
     /// Run-time addresses of code that does what a program does and goes on with a call of the
@@ -187,13 +188,24 @@ impl Code {
     /// Puts a program that does not end, but goes on at a run-time address.
     fn put_going_on(&mut self, code: program::Code, to: u64) -> Result<u64, TraceError> {
         let full = || TraceError::Full(self.programs.len());
-        let program::Code { mut bytes, endings, .. } = code;
+        let program::Code { mut bytes, endings, site, .. } = code;
+        if site.is_some() {
+            return Err(TraceError::Code("nothing can come behind a probe"));
+        }
         // The first is the program's own end, the others are those of its parts.
         let (&ending, others) = endings.split_first().ok_or_else(full)?;
         let jump = site::jump(self.next(ALIGN) + ending as u64, to).ok_or_else(full)?;
         let place = bytes.get_mut(ending..ending + site::LEN).ok_or_else(full)?;
         place.copy_from_slice(&jump);
         self.put_ending(&bytes, others)
+    }
+
+    /// Puts a program that tells itself where it is.
+    fn put_probe(&mut self, mut code: program::Code) -> Result<u64, TraceError> {
+        let [name @ .., _, _, _, _] = (self.next(ALIGN) + compiler::PROBE_CALLED).to_le_bytes();
+        let place = code.site.and_then(|at| code.bytes.get_mut(at..at + name.len()));
+        place.ok_or(TraceError::Code("a probe does not tell where it is"))?.copy_from_slice(&name);
+        self.put_ending(&code.bytes, &code.endings)
     }
 
     /// Makes code that does what a program does and goes on with the guest's call, if there is none
@@ -296,6 +308,11 @@ impl GuestCode for Code {
         let code = compiler::compile(program, self.overflow, &self.values)?;
         let stop = code.stop;
         let address = match next {
+            None if program.point == Point::Probe => {
+                let address = self.put_probe(code)?;
+                self.unclaimed.insert(program.number, address);
+                address
+            }
             None => self.put_ending(&code.bytes, &code.endings)?,
             Some(next) => {
                 let full = || TraceError::Full(self.programs.len());
@@ -370,14 +387,16 @@ impl GuestCode for Code {
     }
 
     fn probe(&mut self, _: &dyn Guest, program: u16) -> Result<(u64, u64), TraceError> {
-        let full = || TraceError::Full(self.programs.len());
-        let target = *self.programs.get(usize::from(program)).ok_or_else(full)?;
-        let code = compiler::probe(self.next(PROBE_ALIGN), target).ok_or_else(full)?;
-        let address = self.put(&code, PROBE_ALIGN)?;
-        let ending = address + compiler::PROBE_CALL;
-        self.end(ending)?;
-        self.endings.push(ending);
-        Ok((address, ending))
+        // The first tracepoint has the program itself, each other one a copy.
+        let address = match self.unclaimed.remove(&program) {
+            Some(address) => address,
+            None => {
+                let full = || TraceError::Full(self.programs.len());
+                let (source, _) = self.sources.get(usize::from(program)).ok_or_else(full)?;
+                self.put_probe(compiler::compile(source, self.overflow, &self.values)?)?
+            }
+        };
+        Ok((address, address + compiler::PROBE_CALLED))
     }
 
     fn tracepoint(

@@ -19,6 +19,7 @@ use crate::tracer::guest::Guest;
 use crate::tracer::image::Image;
 use crate::tracer::stops::{Moment, Stops};
 use crate::tracer::tracepoints::guest::{self as points, Places, PointReason, Probes};
+use vmtrace_trampolines::x86_64::PROBE_CALLED;
 
 /// Makes the code of the stubs, to be put at this run-time address of an annex that lies at that
 /// guest-physical one, and what leads to them.
@@ -56,7 +57,8 @@ pub(super) fn edits(
     // Who calls the trampoline behind it comes to the same.
     let trampoline = image.runtime(static_calls.trampoline);
     let (now, target) = match probes.all() {
-        [] => (iterator, probe),
+        // Not by a pointer.
+        [] => (iterator, probe + PROBE_CALLED),
         [[only, ..]] => (*only, iterator),
         _ => (iterator, iterator),
     };
