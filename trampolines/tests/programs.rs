@@ -232,6 +232,33 @@ fn an_entry_and_its_return_have_the_same_stack() {
     }
 }
 
+// Opening a chunk takes the registers that arguments are in: the record that finds its chunk used up is one in hundreds.
+#[test]
+fn a_probe_that_opens_a_chunk_records_what_it_was_called_with() {
+    for (addressing, overflow) in ADDRESSINGS
+        .into_iter()
+        .flat_map(|it| [Overflow::Drop, Overflow::Overwrite].map(|overflow| (it, overflow)))
+    {
+        let fields: Vec<_> = (1..6).map(Field::Argument).collect();
+        let program = Program { point: Point::Probe, fields, ..common::entry_program() };
+        let guest = FakeGuest::with(1, 1 << 16, addressing, overflow, &[program]);
+        guest.come_from(1, Point::Probe, 0);
+        guest.set_current(0, 1);
+        let mut tail = guest.ring(0).start();
+        for hit in 0..3000 {
+            guest.run(1, &mut common::registers(hit));
+            let mut last = None;
+            match overflow {
+                Overflow::Overwrite => last = guest.recorded(0).pop(),
+                Overflow::Drop | Overflow::Block(_) => {
+                    guest.drain(0, &mut tail, |record| last = Some(record));
+                }
+            }
+            assert_eq!(last.unwrap().fields, [hit; 5], "{addressing:?} {overflow:?}");
+        }
+    }
+}
+
 // What a tracepoint passes as its own is gone when a probe records, and what a program keeps for others is not kept there.
 #[test]
 fn what_probes_do_not_have_is_refused() {
