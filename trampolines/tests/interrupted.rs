@@ -13,7 +13,7 @@ use common::{FakeGuest, entry_program};
 use std::cell::RefCell;
 use std::collections::HashSet;
 use vmtrace_trampolines::layout::{CHUNK_SIZE, FRONT_SIZE, front};
-use vmtrace_trampolines::{Field, Overflow, Program};
+use vmtrace_trampolines::{Field, Overflow, Point, Program};
 
 /// What the handler has to know.
 struct Scene {
@@ -38,7 +38,7 @@ fn hit(guest: &FakeGuest, site: u64, serial: u64) {
 
 fn registers(serial: u64) -> Registers {
     let mut registers = common::registers(!serial);
-    registers.x[ARGUMENTS[0]] = serial;
+    registers.x[ARGUMENTS[2]] = serial;
     registers
 }
 
@@ -97,13 +97,15 @@ fn check(scene: &mut Scene, tail: &mut u64, drained: &mut u64, when: &str) {
     assert_eq!(*drained + lost, scene.hits, "{when}: not all accounted for");
 }
 
-fn run(overflow: Overflow, addressing: Addressing) {
-    let fields = vec![Field::Argument(0), Field::Argument(1)];
-    let program = Program { fields, ..entry_program() };
+fn run(overflow: Overflow, addressing: Addressing, point: Point) {
+    let fields = vec![Field::Argument(2), Field::Argument(1)];
+    let program = Program { point, fields, ..entry_program() };
     let chunks = 3;
     let programs = [program.clone(), program.clone()];
     let guest = FakeGuest::with(1, chunks * CHUNK_SIZE as u64, addressing, overflow, &programs);
-    guest.call_from(1, 1);
+    for number in [0, 1] {
+        guest.come_from(number, point, usize::try_from(number).unwrap());
+    }
     guest.set_current(0, 1);
     let (start, code) = Fault::code_of(&guest, 0);
     let mut tail = guest.ring(0).start();
@@ -115,7 +117,7 @@ fn run(overflow: Overflow, addressing: Addressing) {
     for (offset, len) in instructions(&code) {
         // The ring goes round more than twice; more than a chunk is used up; one.
         'nested: for nested in [chunks * in_chunk * 2 + 70, in_chunk + 3, 1] {
-            let when = format!("{overflow:?} {addressing:?} at {offset:#x}, {nested}");
+            let when = format!("{overflow:?} {addressing:?} {point:?} at {offset:#x}, {nested}");
             scene.nested = nested;
             let address = start + offset as u64;
             // Where a chunk begins all paths are taken sooner or later.
@@ -173,7 +175,9 @@ fn whatever_comes_between_two_instructions_nothing_is_lost_or_mixed() {
     Fault::handle(interrupt);
     for overflow in [Overflow::Drop, Overflow::Overwrite] {
         for addressing in ADDRESSINGS {
-            run(overflow, addressing);
+            for point in [Point::Entry, Point::Probe] {
+                run(overflow, addressing, point);
+            }
         }
     }
 }

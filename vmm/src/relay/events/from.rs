@@ -43,6 +43,8 @@ pub enum From {
     Each(Vec<Part>),
     /// Where it was.
     Caller,
+    /// The process id of the task that runs.
+    Pid,
     /// The same for every event.
     Always(u64),
 }
@@ -73,6 +75,7 @@ impl From {
             | Self::Any(_)
             | Self::Page(..)
             | Self::Caller
+            | Self::Pid
             | Self::Always(_) => Some(1),
             Self::Each(parts) => Some(parts.len()),
         }
@@ -162,6 +165,7 @@ impl From {
             }
             Self::Always(number) => (*number, false),
             Self::Caller => (Header::TOP_4_GIB | u64::from(recorded.caller), false),
+            Self::Pid => (recorded.pid.into(), false),
         };
         words.push(word);
         lost
@@ -259,7 +263,7 @@ mod tests {
             in_place: false,
         });
         let known = Known::new(0, &event);
-        let recorded = Recorded { known: &known, fields: &recorded, lost: 0, caller: 0 };
+        let recorded = Recorded { known: &known, fields: &recorded, lost: 0, caller: 0, pid: 0 };
         let mut words = Vec::new();
         let lost = from.add(shape, &recorded, &mut words);
         (words, lost)

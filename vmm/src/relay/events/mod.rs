@@ -128,6 +128,7 @@ struct Recorded<'a> {
     /// What could not be read.
     lost: u64,
     caller: u32,
+    pid: u32,
 }
 
 impl Recorded<'_> {
@@ -268,14 +269,15 @@ impl Events {
     ) {
         let Some(known) = self.known.get(index) else { return };
         let lost = known.failed.and_then(|at| fields.get(at)).copied().unwrap_or(0);
-        let recorded = Recorded { known, fields, lost, caller: record.caller };
+        let &RawRecord { caller, pid, .. } = record;
+        let recorded = Recorded { known, fields, lost, caller, pid };
         self.words.clear();
         let mut failed = 0;
         for (index, value) in known.event.values.iter().enumerate() {
             let lost = value.from.add(&value.shown.shape, &recorded, &mut self.words);
             failed |= u64::from(lost) << index;
         }
-        let event = EventRecord::new(time, known.address, record.caller, record.pid);
+        let event = EventRecord::new(time, known.address, caller, pid);
         batch.push_event(event, failed, self.words.iter().copied());
     }
 }
@@ -339,6 +341,7 @@ mod tests {
             From::Pointed(part(2), part(3), [70, 71]),
             From::Each(vec![part(0), part(3)]),
             From::Caller,
+            From::Pid,
             From::Always(9),
         ];
         let shown = || ValueField { name: "it".into(), shape: Shape::Unsigned { bytes: 8 } };
@@ -360,7 +363,7 @@ mod tests {
             recorded[*at] = word;
         }
         let record = RawRecord { caller: 0x40, pid: 7, ..RawRecord::default() };
-        let expected = [1, 0x3412, 0x20, 70, 71, 50, 0, 50, Header::TOP_4_GIB | 0x40, 9];
+        let expected = [1, 0x3412, 0x20, 70, 71, 50, 0, 50, Header::TOP_4_GIB | 0x40, 7, 9];
         // Nothing failed; the last argument; the one that is behind it.
         for (lost, failed) in [(None, 0), (Some(3), 0b110_0000), (Some(0), 0b100_0100)] {
             let failed_at = events.known[0].failed.unwrap();

@@ -141,6 +141,7 @@ impl<'a> Made<'a> {
                 let field = self.field(Field::Task { offset, words: 2 });
                 same(Part { field, shape: Shape::Text { bytes: 16 } })
             }
+            Rule::OwnPid => (From::Pid, None),
             Rule::Empty => (From::Always(0), Some(8)),
             Rule::Variable(name) => same(self.variable(self.kernel.symbols().address(name)?)?),
             Rule::Always(number) => (From::Always(*number), None),

@@ -53,6 +53,8 @@ pub(super) enum Rule {
     Line(&'static str, &'static str),
     /// The name of the task that runs.
     Own,
+    /// The process id of the task that runs, which each record has.
+    OwnPid,
     /// A text that is always empty.
     Empty,
     /// A variable of 8 bytes of the kernel's.
@@ -101,8 +103,8 @@ pub(super) fn print(
 }
 
 use Rule::{
-    Accounted, Always, Disk, Each, Empty, Errno, Known, Letters, Line, Linked, Own, Page, Path,
-    Pointed, Request, Swapped, SwitchState, Variable,
+    Accounted, Always, Disk, Each, Empty, Errno, Known, Letters, Line, Linked, Own, OwnPid, Page,
+    Path, Pointed, Request, Swapped, SwitchState, Variable,
 };
 
 /// `SI_USER` and `SI_KERNEL`: what stands for information that there is not.
@@ -118,7 +120,8 @@ const ROWS: &[Row] = &[
         names: &["sched_switch"],
         rules: &[
             ("prev_comm", Known("prev->comm")),
-            ("prev_pid", Known("prev->pid")),
+            // It is still the one that runs.
+            ("prev_pid", OwnPid),
             ("prev_prio", Known("prev->prio")),
             ("prev_state", SwitchState(["preempt", "prev_state", "prev->exit_state"])),
             // Before 5.18 the tracepoint read it off the task itself, where it had its present name from 5.14 on.
