@@ -20,6 +20,7 @@ mod marks;
 mod nesting;
 #[allow(clippy::useless_conversion, reason = "of the assembler's macro")]
 mod operands;
+#[allow(clippy::useless_conversion, reason = "of the assembler's macro")]
 mod read;
 mod slow;
 #[allow(clippy::useless_conversion, reason = "of the assembler's macro")]
