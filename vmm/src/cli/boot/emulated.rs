@@ -3,6 +3,7 @@
 //! instructions are cheap.
 
 use super::commands::Shell;
+use super::input::Foreground;
 use super::interactive::{self, Typing};
 use super::outlet::{Ended, Outlet};
 use super::{Args, OverflowArg, Watchers, disks, shares, trace_name, trace_output};
@@ -153,7 +154,7 @@ pub(super) fn run(
         // Not before: while the host comes up Ctrl-C ends it.
         terminal = Some(interactive::take_terminal(&[])?);
     } else if args.console == "stderr" {
-        job.stdin = Stdin::Reader(Box::new(std::io::stdin()));
+        job.stdin = Stdin::Reader(Box::new(Foreground));
     }
     let ended = trace.ended();
     job.taken = Some(Box::new({
