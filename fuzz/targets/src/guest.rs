@@ -380,7 +380,7 @@ fn duty(input: &mut Input<'_>, point: Point) -> Duty {
         (_, 0) => vec![],
         (Point::Return, _) => vec![Field::Stack, Field::Value],
         (Point::Entry, 1) => vec![Field::Argument(0), Field::Argument(5)],
-        (Point::Entry | Point::Tail, _) => vec![Field::Stack],
+        (Point::Entry | Point::Tail | Point::Beyond, _) => vec![Field::Stack],
     };
     let of = input.byte();
     let condition = |tracer: u8| match of >> (2 * (tracer & 3)) & 3 {
