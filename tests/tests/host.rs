@@ -6,7 +6,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use vmtrace::emulated::{EmulatedHost, FileSource, HostOptions, Job, Output, Stdin, Stopped};
@@ -204,14 +203,13 @@ fn a_job_that_takes_too_long_is_stopped() {
     let limit = |ms| move |job: &mut Job<'_>| job.timeout = Some(Duration::from_millis(ms));
     let done = helper(&["sleep", "600000"], limit(300));
     assert_eq!((done.end.signal, done.end.stopped), (Some(libc::SIGINT), Some(Stopped::Timeout)));
-    // This one wants to be killed, as soon as it has got so far. What it did instead is told.
+    // This one wants to be killed, once it has said that it is ready. What it did instead is told.
     let overdue = Arc::new(AtomicBool::new(false));
     let late = Arc::clone(&overdue);
-    thread::spawn(move || {
-        thread::sleep(Duration::from_secs(5));
-        late.store(true, Ordering::Relaxed);
+    let done = helper(&["ignore-sigint"], |job| {
+        job.overdue = Some(overdue);
+        job.taken = Some(Box::new(move || late.store(true, Ordering::Relaxed)));
     });
-    let done = helper(&["ignore-sigint"], |job| job.overdue = Some(overdue));
     assert_eq!((done.end.signal, done.end.stopped), (Some(libc::SIGKILL), Some(Stopped::Timeout)));
     let log = || HOST.with(|host| Ok(host.log_tail().to_string())).unwrap();
     let sleeps = |line: &str| line.contains("thread helper S") && line.contains("nanosleep");

@@ -356,9 +356,13 @@ mod tests {
         assert_eq!(lates.recv().unwrap().part, "the host");
         assert!(tries.try_recv().is_err(), "the part was over");
 
-        let (_guard, deadline, lates) = guard();
-        deadline.begin("the host", SHORT);
+        let (late, lates) = channel();
+        let late = move |what| late.send(what).unwrap();
+        let guard = Guard::start_with(SHORT, FAILED, Duration::from_millis(5), late).unwrap();
+        let deadline = guard.deadline();
+        deadline.begin_open("the host");
         deadline.set_remedy(remedy("the host"), 2 * SHORT);
+        deadline.hurry();
         let late = lates.recv().unwrap();
         assert_eq!((tries.try_recv(), late.time), (Ok("the host"), SHORT));
         assert!(tries.try_recv().is_err(), "it is tried once");

@@ -1,6 +1,6 @@
 //! What the threads of a job do that has to be killed: why it does not end is nowhere else to be seen.
 
-use std::fs;
+use std::fs::{self, DirEntry};
 use std::path::Path;
 
 use nix::unistd::Pid;
@@ -13,10 +13,12 @@ const THREADS: usize = 20;
 /// A line for each thread. The process may be gone already.
 pub(super) fn states(pid: Pid) -> Vec<String> {
     let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
-    let mut tasks: Vec<_> = tasks.flatten().map(|task| task.path()).collect();
+    let number = |task: &DirEntry| task.file_name().to_str().and_then(|it| it.parse::<u32>().ok());
+    let mut tasks: Vec<_> = tasks.flatten().map(|task| (number(&task), task.path())).collect();
+    // The oldest first.
     tasks.sort();
     let rest = tasks.len().saturating_sub(THREADS);
-    let mut lines: Vec<String> = tasks.iter().take(THREADS).map(|task| state(task)).collect();
+    let mut lines: Vec<String> = tasks.iter().take(THREADS).map(|(_, task)| state(task)).collect();
     if rest > 0 {
         lines.push(format!("and {rest} more threads"));
     }
@@ -45,16 +47,21 @@ mod tests {
     #[test]
     fn each_thread_is_told() {
         let (sender, receiver) = std::sync::mpsc::channel::<()>();
+        let (told, numbers) = std::sync::mpsc::channel();
         let other = std::thread::Builder::new().name("a) R thread".to_owned());
-        let other = other.spawn(move || receiver.recv()).unwrap();
-        // A thread takes its name when it begins.
-        let found = (0..500).any(|_| {
+        let other = other.spawn(move || {
+            told.send(nix::unistd::gettid()).unwrap();
+            receiver.recv()
+        });
+        let task = format!("/proc/self/task/{}", numbers.recv().unwrap());
+        let waits = (0..500).any(|_| {
             std::thread::sleep(std::time::Duration::from_millis(10));
-            states(Pid::this()).iter().any(|line| line.starts_with("thread a) R thread S"))
+            state(Path::new(&task)).starts_with("thread a) R thread S")
         });
         drop(sender);
-        let _ = other.join().unwrap();
-        assert!(found, "{:?}", states(Pid::this()));
+        let _ = other.unwrap().join().unwrap();
+        assert!(waits);
+        assert!(states(Pid::this()).iter().any(|line| line.starts_with("thread ")));
         assert_eq!(states(Pid::from_raw(i32::MAX)), Vec::<String>::new());
     }
 }

@@ -12,6 +12,16 @@ use crate::exits::x86_64::CountPlace;
 mod riscv64;
 mod x86_64;
 
+/// Why preemptions of such a kernel are not seen.
+const BY_FUNCTION: &str = "it counts preemptions by a function (built with CONFIG_DEBUG_PREEMPT)";
+
+/// Whether preemptions are counted in a function (`preempt_count_add` of kernel/sched/core.c) that has no tracepoint.
+fn counts_by_function(kernel: &Kernel) -> bool {
+    let symbols = kernel.symbols();
+    symbols.address("preempt_count_add").is_some()
+        && symbols.address("__tracepoint_preempt_disable").is_none()
+}
+
 /// The change of a CPU's state that an event reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Switch {

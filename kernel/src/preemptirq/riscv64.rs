@@ -22,7 +22,7 @@ use crate::riscv64::tables;
 use crate::riscv64::text::{Places, Text};
 use crate::{Kernel, KernelError};
 
-use super::{Replaced, SwitchKind, SwitchSite, Switches, Told};
+use super::{BY_FUNCTION, Replaced, SwitchKind, SwitchSite, Switches, Told, counts_by_function};
 
 pub(super) mod module;
 
@@ -54,7 +54,8 @@ pub(super) fn find(kernel: &Kernel) -> Result<Switches, KernelError> {
     let switched = both(Told::Off, Told::On) > 0;
     // Some change it whatever the kernel's configuration is.
     let by = |add| Told::Count { add, register: 0, task: TP };
-    let counted = both(by(1), by(-1)) > 16;
+    let by_function = counts_by_function(kernel);
+    let counted = both(by(1), by(-1)) > 16 && !by_function;
     let Finder { mut list, mut unusable, room, count, .. } = finder;
     if !counted {
         list.retain(|(_, replaced)| !replaced.told.counts());
@@ -91,6 +92,7 @@ pub(super) fn find(kernel: &Kernel) -> Result<Switches, KernelError> {
     };
     let preemption = match (count, counted) {
         (None, _) => Some("where it counts preemptions is not known"),
+        _ if by_function => Some(BY_FUNCTION),
         (Some(_), false) => {
             Some("it does not count preemptions (built without CONFIG_PREEMPT_COUNT?)")
         }

@@ -12,7 +12,7 @@ use crate::exits::x86_64::{CountPlace, Counted, Survey, Tables};
 use crate::read::{i32_at, index};
 use crate::{Kernel, KernelError};
 
-use super::{SwitchKind, SwitchSite, Switches};
+use super::{BY_FUNCTION, SwitchKind, SwitchSite, Switches, counts_by_function};
 
 pub(super) mod module;
 
@@ -54,9 +54,7 @@ pub(super) fn find(kernel: &Kernel) -> Result<Switches, KernelError> {
     let preemption = match count {
         None => Some("where it counts preemptions is not known"),
         // Most places call a function then, whose sum is by what they pass.
-        Some(_) if counts_by_function(kernel) => {
-            Some("it counts preemptions by a function (built with CONFIG_DEBUG_PREEMPT)")
-        }
+        Some(_) if counts_by_function(kernel) => Some(BY_FUNCTION),
         Some(_) if !finder.counts() => {
             Some("it does not count preemptions in place (built without CONFIG_PREEMPT_COUNT?)")
         }
@@ -78,13 +76,6 @@ fn count(kernel: &Kernel) -> Option<u64> {
         }
         None => kernel.symbols().address("__preempt_count"),
     }
-}
-
-/// Whether preemptions are counted in a function (`preempt_count_add` of kernel/sched/core.c) that has no tracepoint.
-fn counts_by_function(kernel: &Kernel) -> bool {
-    let symbols = kernel.symbols();
-    symbols.address("preempt_count_add").is_some()
-        && symbols.address("__tracepoint_preempt_disable").is_none()
 }
 
 struct Finder<'a> {

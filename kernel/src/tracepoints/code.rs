@@ -134,13 +134,17 @@ impl Layout {
 }
 
 impl Kernel {
-    /// Whether functions that are called through pointers have a hash before them, which is compared at every such call
-    /// (arch/x86/kernel/cfi.c, arch/riscv/kernel/cfi.c). A probe without one would be taken for an attack.
-    fn checks_pointers(&self) -> bool {
-        // Functions that are exported, and so may be called from anywhere.
-        ["__cfi_panic", "__cfi__printk", "__cfi_schedule"]
-            .iter()
-            .any(|name| self.symbols().address(name).is_some())
+    /// Refuses kernels whose functions that are called through pointers have a hash before them, which is compared at every
+    /// such call: a probe without one would be taken for an attack.
+    pub(super) fn check_pointers(&self) -> Result<(), KernelError> {
+        // What they all have (kernel/cfi.c), and what clang puts before functions of x86-64 that are called from anywhere.
+        let signs = ["report_cfi_failure", "__cfi_panic", "__cfi__printk", "__cfi_schedule"];
+        match signs.iter().any(|name| self.symbols().address(name).is_some()) {
+            true => Err(KernelError::Tracepoints(
+                "the kernel checks what it calls through pointers (CONFIG_CFI)",
+            )),
+            false => Ok(()),
+        }
     }
 
     /// What calls a tracepoint (link address of its `struct tracepoint`).
@@ -149,9 +153,7 @@ impl Kernel {
     /// When the image does not tell.
     pub fn tracepoint_hooks(&self, tracepoint: u64) -> Result<Hooks, KernelError> {
         let bad = KernelError::Tracepoints;
-        if self.checks_pointers() {
-            return Err(bad("the kernel checks what it calls through pointers (CONFIG_CFI)"));
-        }
+        self.check_pointers()?;
         let hooks = self.event_layout()?.points.read(self, self.memory(), tracepoint);
         let mut hooks = hooks.ok_or(bad("its tracepoints are not in the file"))?;
         hooks.branches = self.branches_of(hooks.key)?;

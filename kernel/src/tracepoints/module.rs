@@ -174,6 +174,7 @@ impl Kernel {
         if self.symbols().address("do_init_module").is_none() {
             return Err(KernelError::Tracepoints("it has no modules"));
         }
+        self.check_pointers()?;
         self.module_layout().map(drop)
     }
 
@@ -195,6 +196,7 @@ impl Kernel {
         memory: &dyn Memory,
         module: u64,
     ) -> Result<ModuleTracepoints, KernelError> {
+        self.check_pointers()?;
         let (layout, own) = self.module_layout()?;
         let read = || -> Option<ModuleTracepoints> {
             let uses = own.uses(memory, module)?;

@@ -75,6 +75,7 @@ impl Controller {
         self.tell_unfired();
         self.tell_counted();
         self.tell_all_untold();
+        let not_followed = self.not_followed();
         let relay = match (self.relay.take(), self.stream.take()) {
             (Some(relay), _) => Ok(relay),
             // Never attached: the stream still says so.
@@ -89,7 +90,7 @@ impl Controller {
                 self.summary.notes.extend(unseen);
                 self.summary.notes.extend(self.unswitched.notes());
                 self.summary.notes.extend(self.never_loaded());
-                self.summary.notes.extend(self.not_followed());
+                self.summary.notes.extend(not_followed);
                 relay.traced(history.finish());
                 let ending = relay.finish(self.summary.clone(), grace);
                 let notes = self.summary.notes.len();

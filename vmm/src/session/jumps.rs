@@ -52,18 +52,24 @@ impl Controller {
 
     /// Calls of a function went on in a function of a module, or in one that cannot be traced, which is not followed.
     fn goes_elsewhere(&mut self, function: u32, target: u64) {
-        let is_traced = self.functions.values().any(|it| it.site.entry == target);
-        if !is_traced && self.tracing.pairs_calls_of(function) {
-            self.jumps.elsewhere.entry(function).or_insert(target);
+        // Last what takes long: a guest may tell of many.
+        if !self.jumps.elsewhere.contains_key(&function)
+            && self.tracing.pairs_calls_of(function)
+            && !self.functions.values().any(|it| it.site.entry == target)
+        {
+            self.jumps.elsewhere.insert(function, target);
         }
     }
 
-    /// What there is to say of calls that went on where their ends are not seen.
-    pub(super) fn not_followed(&self) -> Option<String> {
+    /// What there is to say at the end of calls that went on where their ends are not seen.
+    pub(super) fn not_followed(&mut self) -> Option<String> {
+        self.look_at_jumps();
+        self.tracing.learned.append(&mut self.jumps.new);
         let mut found = self.tracing.not_followed(&self.kernel);
         found.extend(&self.jumps.elsewhere);
         let (&function, &target) = found.first_key_value()?;
-        let target = self.kernel.symbols().primary_at(target).unwrap_or("one of a module");
+        let target =
+            self.kernel.symbols().primary_at(target).unwrap_or("code outside of the image");
         Some(format!(
             "calls of {} functions have no end where they go on, through pointers, in functions whose ends are not all seen (such \
              as {} in {target})",
@@ -72,8 +78,8 @@ impl Controller {
         ))
     }
 
-    /// Has calls end in what they were seen to go on in.
-    pub(super) fn follow_jumps(&mut self, machine: &dyn Vm) {
+    /// Takes what the relay has seen.
+    fn look_at_jumps(&mut self) {
         let told = self.relay.as_ref().map(Relay::jumps).unwrap_or_default();
         for (function, target) in told {
             let site = |address| {
@@ -93,6 +99,11 @@ impl Controller {
                 false => self.tracing.learned.push((function, target)),
             }
         }
+    }
+
+    /// Has calls end in what they were seen to go on in.
+    pub(super) fn follow_jumps(&mut self, machine: &dyn Vm) {
+        self.look_at_jumps();
         if self.jumps.new.is_empty() {
             return;
         }

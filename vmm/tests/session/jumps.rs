@@ -100,7 +100,9 @@ fn calls_that_go_on_where_no_end_is_seen_are_told() {
     }
     let subject = Subject::new("x86_64-6.12");
     let told = |goes: fn(&FakeVm), name: &str| {
-        let steps = vec![add(), Step::Does(goes), Step::Runs(Duration::from_millis(300))];
+        // What is followed after it was seen after it.
+        let seen = [Step::Does(|vm| goes_on(vm, TO)), Step::Until(|vm| is_held(&vm.fake, TO))];
+        let steps = [add(), Step::Does(goes)].into_iter().chain(seen).collect();
         let notes = run(&subject, steps).notes();
         let expected = format!("(such as {JUMPS} in {name})");
         assert!(
@@ -114,7 +116,7 @@ fn calls_that_go_on_where_no_end_is_seen_are_told() {
         |vm| goes_to(vm, vm.fake.runtime(vm.fake.kernel.sites()[partial(&vm.fake.kernel)].entry)),
         name,
     );
-    told(|vm| goes_to(vm, CODE + OF_MODULE[0]), "one of a module");
+    told(|vm| goes_to(vm, CODE + OF_MODULE[0]), "code outside of the image");
 }
 
 // The guest's own ftrace may be about to change the very same function.

@@ -3,6 +3,7 @@
 //! instructions are cheap.
 
 use super::commands::Shell;
+use super::input::Foreground;
 use super::interactive::{self, Typing};
 use super::outlet::{Ended, Outlet};
 use super::{Args, OverflowArg, Watchers, disks, shares, trace_name, trace_output};
@@ -49,6 +50,9 @@ const AROUND: Duration = Duration::from_secs(240);
 const ALIVE: Duration = Duration::from_secs(60);
 /// How long a run that is late may take to say why, and to end: what it does not do by itself is done to it.
 const REMEDY: Duration = Duration::from_secs(60);
+/// How long a log says nothing that is whole, and how often that is looked at.
+const LOG_PAUSE: Duration = Duration::from_millis(500);
+const LOG_LOOKS: usize = 8;
 /// How long sockets may take to be closed: each has its own time for that.
 const CLOSING: Duration = Duration::from_secs(30);
 
@@ -153,7 +157,7 @@ pub(super) fn run(
         // Not before: while the host comes up Ctrl-C ends it.
         terminal = Some(interactive::take_terminal(&[])?);
     } else if args.console == "stderr" {
-        job.stdin = Stdin::Reader(Box::new(std::io::stdin()));
+        job.stdin = Stdin::Reader(Box::new(Foreground));
     }
     let ended = trace.ended();
     job.taken = Some(Box::new({
@@ -203,8 +207,10 @@ pub(super) fn run(
     // Also of a host that has died.
     let written = stdout.map_or(Ok(()), Outlet::finish);
     let end = end?;
+    // Also of a run that was late.
+    let traced = trace.finish().with_context(|| format!("cannot write {}", trace_name(args)));
     in_time(end, &host)?;
-    trace.finish().with_context(|| format!("cannot write {}", trace_name(args)))?;
+    traced?;
     written.context("cannot write what --run has written to standard output")?;
     Ok(end.exit_code())
 }
@@ -212,7 +218,7 @@ pub(super) fn run(
 /// An error if the run did not end by itself: its log then has what its threads did.
 fn in_time(end: JobEnd, host: &EmulatedHost) -> Result<()> {
     if end.stopped.is_some() && end.signal == Some(libc::SIGKILL) {
-        let log = host.log_tail();
+        let log = whole_log(host);
         bail!("vmtrace in the emulated host did not end when it was asked to, and was killed{log}");
     }
     ensure!(
@@ -221,6 +227,19 @@ fn in_time(end: JobEnd, host: &EmulatedHost) -> Result<()> {
         host.log_tail()
     );
     Ok(())
+}
+
+/// The end of the host's log, which may come later than the end of a job: by a serial port.
+fn whole_log(host: &EmulatedHost) -> String {
+    let mut log = host.log_tail().to_string();
+    for _ in 0..LOG_LOOKS {
+        std::thread::sleep(LOG_PAUSE);
+        let more = host.log_tail().to_string();
+        if std::mem::replace(&mut log, more) == log {
+            break;
+        }
+    }
+    log
 }
 
 /// For what the command writes to standard output.

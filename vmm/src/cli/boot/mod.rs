@@ -442,6 +442,9 @@ impl Args {
 /// When vmtrace itself fails.
 pub fn run(mut args: Args) -> Result<u8> {
     interactive::check(&args)?;
+    if !args.interactive {
+        input::survive_background().context("cannot block SIGTTIN")?;
+    }
     images::start_agent(&mut args)?;
     let roots = &mut args.graph_root;
     for globs in [&mut args.filter, &mut args.notrace, &mut args.returns, roots] {
