@@ -246,7 +246,7 @@ fn a_probe_that_opens_a_chunk_records_what_it_was_called_with() {
         guest.set_current(0, 1);
         let mut tail = guest.ring(0).start();
         for hit in 0..3000 {
-            guest.run(1, &mut common::registers(hit));
+            guest.run(1, &mut common::arguments(hit));
             let mut last = None;
             match overflow {
                 Overflow::Overwrite => last = guest.recorded(0).pop(),
@@ -254,7 +254,8 @@ fn a_probe_that_opens_a_chunk_records_what_it_was_called_with() {
                     guest.drain(0, &mut tail, |record| last = Some(record));
                 }
             }
-            assert_eq!(last.unwrap().fields, [hit; 5], "{addressing:?} {overflow:?}");
+            let expected = common::five_arguments(hit);
+            assert_eq!(last.unwrap().fields, expected, "{addressing:?} {overflow:?}");
         }
     }
 }

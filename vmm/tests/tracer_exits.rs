@@ -7,7 +7,7 @@ use fake_guest::{Fake, MAP, X86};
 use vm_memory::Bytes;
 use vmtrace::kernel::{Exit, ExitKind};
 use vmtrace::tracer::{Attachment, Duty, Guest, SkipReason, annex};
-use vmtrace_trampolines::{Field, Point};
+use vmtrace_trampolines::{Field, Last, Point, Read};
 
 const RETURN: [u8; 5] = [0xc3, 0xcc, 0xcc, 0xcc, 0xcc];
 
@@ -298,6 +298,39 @@ fn programs_return_by_the_thunk_that_the_guest_has_chosen() {
         assert_eq!(attachment.stubs(&fake, &fake.kernel, &[(other, ends)]).unwrap()[0], None);
         let skipped = attachment.enable_exits(&fake, &fake.kernel, &[(other, ends)]).unwrap();
         assert!(matches!(skipped[0].reason, SkipReason::GuestOwned(_)), "{skipped:?}");
+    }
+}
+
+// Probes are programs, and copies of them, with a return of their own and one of their reads.
+#[test]
+fn probes_return_by_the_thunk_that_the_guest_has_chosen() {
+    let fake = Fake::new("x86_64-6.12");
+    let thunk = "its_return_thunk";
+    patch_alternatives(&fake, Some(thunk));
+    let mut attachment = fake.attach();
+    let read = Read::new(1, &[], Last::Words { offset: 8, words: 1 }).unwrap();
+    let duty = Duty::new(Point::Probe, vec![0], &[Field::Failed, Field::Read(read)]);
+    let program = attachment.program(&fake, &fake.kernel, &duty).unwrap();
+    let mut probe = |attachment: &mut Attachment, tracepoint| {
+        let word = attachment.tracepoint_word(&fake, (tracepoint, ""), program).unwrap();
+        (MAP & !0xffff_ffff | u64::from(word.unwrap())) - 4
+    };
+    let early = [1, 2].map(|tracepoint| probe(&mut attachment, tracepoint));
+    let length = usize::try_from(early[1] - early[0]).unwrap();
+    let is_return = |_, bytes: &[u8]| bytes == RETURN;
+    let leads_there =
+        |at, bytes: &[u8]| bytes[0] == 0xe9 && leads(0xe9, at, bytes) == fake.link(thunk);
+    let endings = |probe: u64, is_one: &dyn Fn(u64, &[u8]) -> bool| {
+        let code = annex(&fake, probe, length);
+        (probe..).zip(code.windows(5)).filter(|&(at, bytes)| is_one(at, bytes)).count()
+    };
+    for probe in early {
+        assert_eq!(endings(probe, &is_return), 2, "nothing is decided yet");
+    }
+    attachment.settle(&fake, &fake.kernel).unwrap();
+    let late = probe(&mut attachment, 3);
+    for probe in [early[0], early[1], late] {
+        assert_eq!((endings(probe, &leads_there), endings(probe, &is_return)), (2, 0));
     }
 }
 

@@ -210,7 +210,7 @@ fn with_probes<const N: usize>(
     let all = hooks(fake);
     names.map(|wanted| {
         let (_, hooks) = all.iter().find(|(event, _)| event == wanted).unwrap();
-        attachment.tracepoint_word(fake, (hooks.tracepoint, ""), program).unwrap();
+        attachment.tracepoint_word(fake, (hooks.tracepoint, ""), program).unwrap().unwrap();
         (hooks.clone(), program)
     })
 }
@@ -227,8 +227,8 @@ fn every_tracepoint_is_held_and_given_back() {
         assert!(all.len() > 500, "{name}: {}", all.len());
         let mut words_of = Vec::new();
         for (_, hooks) in &all {
-            words_of
-                .push(attachment.tracepoint_word(&fake, (hooks.tracepoint, ""), program).unwrap());
+            let word = attachment.tracepoint_word(&fake, (hooks.tracepoint, ""), program).unwrap();
+            words_of.push(word.unwrap());
         }
         let wanted: Vec<_> = all.iter().map(|(_, hooks)| (hooks.clone(), program)).collect();
         let skipped = attachment.hold_tracepoints(&fake, wanted).unwrap();
@@ -266,6 +266,32 @@ fn every_tracepoint_is_held_and_given_back() {
         assert_eq!((taken, skipped), (all.len(), vec![]), "{name}");
         attachment.release_all(&fake, &fake.kernel).unwrap();
         assert!(fake.text() == before, "{name}: something is left at the end");
+    }
+}
+
+// Modules come again at other places, and each time their probes do. Without this the first one that has no room would
+// keep all others from being given back.
+#[test]
+fn who_has_no_room_for_a_probe_is_left_out_alone() {
+    for name in ["x86_64-6.12", "riscv64-7"] {
+        let fake = Fake::quiet(name);
+        let (mut attachment, program) = watched(&fake);
+        let held = with_probes(&fake, &mut attachment, program, ["sched:sched_switch"]);
+        assert_eq!(attachment.hold_tracepoints(&fake, held.clone().into()).unwrap(), []);
+        let mut word = |tracepoint| attachment.tracepoint_word(&fake, (tracepoint, "it"), program);
+        let without = (1..1 << 20).find(|&tracepoint| word(tracepoint).unwrap().is_none());
+        assert!(without > Some(1000), "{name}: {without:?}");
+        let mut all = hooks(&fake).into_iter();
+        let (_, other) = all.find(|(event, _)| event == "irq:irq_handler_entry").unwrap();
+        let tracepoint = other.tracepoint;
+        assert_eq!(word(tracepoint).unwrap(), None);
+        let wanted = held.into_iter().chain([(other, program)]).collect();
+        let skipped = attachment.hold_tracepoints(&fake, wanted).unwrap();
+        let reason = PointReason::OutOfReach;
+        assert_eq!(skipped, [PointSkip { tracepoint, reason }], "{name}");
+        assert_eq!(attachment.held_tracepoints(), 1, "{name}");
+        assert_eq!(attachment.hold_tracepoints(&fake, vec![]).unwrap(), [], "{name}");
+        assert_eq!(attachment.held_tracepoints(), 0, "{name}");
     }
 }
 

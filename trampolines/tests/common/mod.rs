@@ -87,6 +87,20 @@ pub(crate) fn registers(value: u64) -> arch::Registers {
     arch::Registers { x: [value; _], stack: [value; _], back: 0 }
 }
 
+/// Registers whose arguments tell each which one of which call it is.
+pub(crate) fn arguments(call: u64) -> arch::Registers {
+    let mut registers = registers(!call);
+    for (number, register) in (0..).zip(arch::ARGUMENTS) {
+        registers.x[register] = call << 8 | number;
+    }
+    registers
+}
+
+/// What [`arguments`] gives those from 1 to 5.
+pub(crate) fn five_arguments(call: u64) -> [u64; 5] {
+    [1, 2, 3, 4, 5].map(|number| call << 8 | number)
+}
+
 /// The programs of most tests.
 pub(crate) fn entry_program() -> Program {
     Program {

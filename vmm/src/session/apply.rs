@@ -194,8 +194,11 @@ impl Controller {
                 let Some(event) = self.tracing.events.get(index) else { continue };
                 let Some(hooks) = event.hooks() else { continue };
                 let word = attachment.tracepoint_word(ram, event.known_by(hooks), program)?;
-                let (address, event_fields) = (event.address, Arc::clone(&event.fields));
-                events.push(EventTarget { address, word, event: event_fields });
+                events.extend(word.map(|word| EventTarget {
+                    address: event.address,
+                    word,
+                    event: Arc::clone(&event.fields),
+                }));
                 wanted.events.push((self.with_modules(hooks), program));
             }
         }

@@ -51,7 +51,9 @@ impl std::fmt::Display for PointReason {
             Self::Unknown => "its code is not as the guest's tracepoint says",
             Self::Nowhere => "the kernel's own code does not use it",
             Self::Probes => "it has too many probes of the guest's own",
-            Self::OutOfReach => "no place for its probe",
+            Self::OutOfReach => {
+                "there is no place left for its probe (fewer events, or conditions, have room)"
+            }
             Self::NoRam => "it is not in guest RAM",
             Self::ReadBack => "it did not take the patch",
             Self::Tasks => "tasks cannot be marked as having their system calls traced",

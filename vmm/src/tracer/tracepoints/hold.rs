@@ -48,16 +48,17 @@ impl Attachment {
     }
 
     /// What records of a program say that is called at a tracepoint (link address, and if it is of a
-    /// module the name of its event, else nothing), by a probe that is made if there is none yet.
+    /// module the name of its event, else nothing), by a probe that is made if there is none yet. `None` when there is
+    /// no place for one: others are none the worse for it, and who wants to hold it is told.
     ///
     /// # Errors
-    /// When there is no place for it.
+    /// When guest memory cannot be used.
     pub fn tracepoint_word(
         &mut self,
         guest: &dyn Guest,
         (tracepoint, name): (u64, &str),
         program: u16,
-    ) -> Result<u32, TraceError> {
+    ) -> Result<Option<u32>, TraceError> {
         // Records of the one that was there before must not be taken for those of this one.
         if self.points.names.get(&tracepoint).map_or("", |known| known) != name {
             self.points.probes.retain(|&(at, _), _| at != tracepoint);
@@ -67,13 +68,16 @@ impl Attachment {
         let word = match self.points.probes.get(&key) {
             Some(&(_, word)) => word,
             None => {
-                let made = self.code.probe(guest, program)?;
+                let made = match self.code.probe(guest, program) {
+                    Err(TraceError::Full(_)) => return Ok(None),
+                    made => made?,
+                };
                 self.points.probes.insert(key, made);
                 made.1
             }
         };
         #[allow(clippy::cast_possible_truncation, reason = "the low half")]
-        Ok(word as u32)
+        Ok(Some(word as u32))
     }
 
     /// Lets these tracepoints call these programs, and no others: at once, or when the guest has
