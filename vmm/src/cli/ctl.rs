@@ -14,6 +14,10 @@ use std::ffi::OsString;
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use vmtrace_system::say;
+
+/// How long a run may take to answer before the user is told that it is waited for.
+const SILENCE: Duration = Duration::from_secs(10);
 
 /// The exit codes, which differ from those of `vmtrace run`.
 pub(super) const HELP: &str = "\
@@ -233,7 +237,14 @@ pub fn run(args: Args) -> Result<u8> {
 
 fn ask(socket: &Path, command: &Control) -> Result<String> {
     let stream = super::reach(&Source::Unix(socket.to_owned()), Duration::ZERO)?;
-    serve::command(&stream, command).with_context(|| socket.display().to_string())
+    let tell = || {
+        say!(
+            "vmtrace: {}: no answer for {} s; waiting for it (is this the socket of `vmtrace boot --socket`?)",
+            socket.display(),
+            SILENCE.as_secs()
+        );
+    };
+    serve::command(&stream, command, (SILENCE, tell)).with_context(|| socket.display().to_string())
 }
 
 /// Text of several lines, which an answer has as a string of JSON.
