@@ -311,7 +311,7 @@ fn probes_return_by_the_thunk_that_the_guest_has_chosen() {
     let read = Read::new(1, &[], Last::Words { offset: 8, words: 1 }).unwrap();
     let duty = Duty::new(Point::Probe, vec![0], &[Field::Failed, Field::Read(read)]);
     let program = attachment.program(&fake, &fake.kernel, &duty).unwrap();
-    let mut probe = |attachment: &mut Attachment, tracepoint| {
+    let probe = |attachment: &mut Attachment, tracepoint| {
         let word = attachment.tracepoint_word(&fake, (tracepoint, ""), program).unwrap();
         (MAP & !0xffff_ffff | u64::from(word.unwrap())) - 4
     };
