@@ -244,7 +244,8 @@ fn ask(socket: &Path, command: &Control) -> Result<String> {
             SILENCE.as_secs()
         );
     };
-    serve::command(&stream, command, (SILENCE, tell)).with_context(|| socket.display().to_string())
+    serve::command_telling(&stream, command, (Some(SILENCE), tell))
+        .with_context(|| socket.display().to_string())
 }
 
 /// Text of several lines, which an answer has as a string of JSON.

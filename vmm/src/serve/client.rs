@@ -98,14 +98,22 @@ pub fn ask_stream(stream: &UnixStream, request: &StreamRequest) -> io::Result<()
     send_request(stream, format!("{format}{space}{globs}{tracer}\n").as_bytes())
 }
 
-/// Gives a command and waits for its answer; tells once when there is none after this time.
+/// Gives a command and waits for its answer.
 ///
 /// # Errors
 /// When the connection fails, or with the reason of a refusal.
-pub fn command(
+pub fn command(stream: &UnixStream, command: &Control) -> io::Result<String> {
+    command_telling(stream, command, (None, || ()))
+}
+
+/// The same, which tells once when there is no answer after this time.
+///
+/// # Errors
+/// When the connection fails, or with the reason of a refusal.
+pub fn command_telling(
     stream: &UnixStream,
     command: &Control,
-    (silence, tell): (Duration, impl FnOnce()),
+    (silence, tell): (Option<Duration>, impl FnOnce()),
 ) -> io::Result<String> {
     let words = match command {
         Control::Status => "status".to_owned(),
@@ -140,7 +148,7 @@ pub fn command(
     send_request(stream, format!("ctl {words}\n").as_bytes())?;
     let mut line = Vec::new();
     let mut answer = BufReader::new(stream.take(ANSWER_MAX));
-    stream.set_read_timeout(Some(silence))?;
+    stream.set_read_timeout(silence)?;
     if let Err(error) = answer.read_until(b'\n', &mut line) {
         if error.kind() != io::ErrorKind::WouldBlock {
             return Err(error);
@@ -192,8 +200,6 @@ mod tests {
         assert!("vsock:x:1".parse::<Source>().is_err());
     }
 
-    const PATIENCE: Duration = Duration::from_secs(60);
-
     // Who waits for another program's socket would wait for ever without a word. (An answer may take its time.)
     #[test]
     fn silence_is_told_and_the_answer_is_waited_for() {
@@ -203,7 +209,8 @@ mod tests {
             said.set(true);
             server.write_all(b"OK late\n").unwrap();
         };
-        let answer = command(&client, &Control::Status, (Duration::from_millis(10), tell));
+        let silence = Some(Duration::from_millis(10));
+        let answer = command_telling(&client, &Control::Status, (silence, tell));
         assert_eq!((answer.unwrap().as_str(), said.get()), ("late", true));
     }
 
@@ -215,9 +222,7 @@ mod tests {
             server.write_all(b"ERR too many connections at once\n").unwrap();
             client
         };
-        let command =
-            |stream: &UnixStream| command(stream, &Control::Status, (PATIENCE, || panic!("late")));
-        let error = command(&refused()).unwrap_err();
+        let error = command(&refused(), &Control::Status).unwrap_err();
         assert_eq!(error.to_string(), "too many connections at once");
         let (client, globs) = (refused(), Globs::default());
         ask_stream(&client, &StreamRequest { format: Format::Raw, globs, tracer: None }).unwrap();
@@ -225,13 +230,13 @@ mod tests {
         assert_eq!(error.to_string(), "too many connections at once");
         // Nothing was said.
         let (_, client) = UnixStream::pair().unwrap();
-        let error = command(&client).unwrap_err();
+        let error = command(&client, &Control::Status).unwrap_err();
         assert!(error.to_string().starts_with("no answer"), "{error}");
         // Another program's socket.
         for other in [&b"\x80\xe8\n"[..], b"{\"QMP\": {}}\r\n"] {
             let (mut server, client) = UnixStream::pair().unwrap();
             server.write_all(other).unwrap();
-            let error = command(&client).unwrap_err();
+            let error = command(&client, &Control::Status).unwrap_err();
             assert!(error.to_string().contains("the peer is not vmtrace"), "{error}");
         }
     }

@@ -23,7 +23,7 @@ mod trigger;
 mod unsent;
 mod watcher;
 
-pub use client::{Source, accepted, ask_stream, command};
+pub use client::{Source, accepted, ask_stream, command, command_telling};
 pub use consumer::{Join, Resolve};
 pub(crate) use guests::FIRST_UNPRIVILEGED_PORT;
 pub use guests::GuestReaders;
