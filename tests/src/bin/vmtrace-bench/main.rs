@@ -13,6 +13,7 @@ mod disk;
 mod events;
 mod graph;
 mod guest;
+mod hackbench;
 mod limits;
 mod ops;
 mod tracepoints;
@@ -49,7 +50,7 @@ fn riscv_host() -> Result<HostOptions> {
 type Table = fn() -> Result<()>;
 
 /// All tables by their names, in the order in which they are printed.
-const TABLES: [(&str, Table); 14] = [
+const TABLES: [(&str, Table); 15] = [
     ("bytes", bytes::run),
     ("disk", disk::run),
     ("events", events::run),
@@ -58,6 +59,7 @@ const TABLES: [(&str, Table); 14] = [
     ("limits", limits::run),
     ("counts-boots", counts::boots),
     ("tracepoints", tracepoints::run),
+    ("hackbench", hackbench::run),
     ("boots", boots::run),
     ("two", ops::two),
     ("graph", graph::calls),

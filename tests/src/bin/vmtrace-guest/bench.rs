@@ -276,7 +276,7 @@ pub(crate) fn graph(guest: bool) -> Result<()> {
 
 /// With a priority that children inherit. A fair scheduler sometimes lets a task go on at once when
 /// it is woken, and sometimes not: two ways that differ by more instructions than an event costs.
-fn be_real_time() -> Result<()> {
+pub(crate) fn be_real_time() -> Result<()> {
     let priority = libc::sched_param { sched_priority: 1 };
     // SAFETY: of this process; the parameter is only read.
     let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const priority) };

@@ -57,6 +57,7 @@
 //! vmtrace-guest bench-graph [guest]    entries with their returns: vmtrace, or the guest's tracer
 //! vmtrace-guest bench-args [guest]     the same of entries with arguments
 //! vmtrace-guest bench-events WHICH     the same of tracepoints: `switch` or `call`, or `guest`
+//! vmtrace-guest bench-hackbench [guest] the same of messages between threads, with all events
 //! vmtrace-guest bench-counts [guest]   the same of calls that are counted, sorted, or decided on
 //! vmtrace-guest bench-counts load      the same of forks and files with every function traced
 //! vmtrace-guest bench-counts graph     the same with the guest's function_graph, of all and of parts of the call tree
@@ -86,6 +87,7 @@ mod devices;
 mod disk;
 mod events;
 mod family;
+mod hackbench;
 mod kcore;
 mod livepatch;
 mod modules;
@@ -157,6 +159,8 @@ fn main() -> Result<()> {
         ["bench-graph", "guest"] => bench::graph(true),
         ["bench-args"] => bench::args(false),
         ["bench-events", which] => bench::events(which),
+        ["bench-hackbench"] => hackbench::hackbench(false),
+        ["bench-hackbench", "guest"] => hackbench::hackbench(true),
         ["bench-args", "guest"] => bench::args(true),
         ["bench-counts"] => counts::counts(),
         ["bench-counts", "guest"] => counts::guest(),
