@@ -26,8 +26,8 @@ pub enum KernelError {
         /// What it looks like instead.
         found: String,
     },
-    /// Its tracepoints cannot be told from the image.
-    #[error("the kernel's tracepoints are not known: {0}")]
+    /// Its tracepoints cannot be told from the image, or have no place for a probe of ours.
+    #[error("the kernel's tracepoints cannot be used: {0}")]
     Tracepoints(&'static str),
     /// A kernel that vmtrace does not know how to trace.
     #[error("a kernel for {found}; vmtrace traces x86-64 and riscv64 kernels")]

@@ -30,6 +30,8 @@ pub enum SkipReason {
     NoStub,
     /// It shares bytes with an exit that was left alone.
     Shared,
+    /// It jumps through a register, and what it jumps to checks what it was called with.
+    Checked,
 }
 
 impl std::fmt::Display for SkipReason {
@@ -46,6 +48,7 @@ impl std::fmt::Display for SkipReason {
             Self::ReadBack => f.write_str("did not take the patch"),
             Self::NoStub => f.write_str("no stub could be made for it"),
             Self::Shared => f.write_str("it shares code with an exit that was left alone"),
+            Self::Checked => f.write_str("the kernel checks where it jumps to (FineIBT)"),
         }
     }
 }

@@ -176,7 +176,8 @@ pub fn events(
         return Ok((Vec::new(), vec![format!("event {pattern} waits for module {module}")]));
     }
     if traced.is_empty() {
-        return Err(match reasons.into_iter().next() {
+        // Why most of them are not: a glob may also match what comes from nowhere.
+        return Err(match reasons.into_iter().max_by_key(|(_, names)| names.len()) {
             Some((why, _)) => EventError::Unsupported(pattern.to_owned(), why),
             None => unknown(kernel, pattern),
         });

@@ -1,6 +1,6 @@
 //! Stubs for exits of functions: they call programs and then leave the function.
 
-use super::site;
+use super::{fineibt, site};
 use crate::kernel::{Exit, ExitKind};
 use crate::tracer::edit::SkipReason;
 use crate::tracer::exits::ExitWord;
@@ -101,6 +101,9 @@ pub(super) fn form(
         // Or to a stub of ours that goes on there: where the guest stops for its modules, and such.
         ExitKind::Jump { target } => {
             jumps_to.filter(|to| *to == image.runtime(target) || stops.contains(to)).map(Form::Jump)
+        }
+        ExitKind::Indirect { register: fineibt::REGISTER, .. } if fineibt::checks(view, spot)? => {
+            return Err(SkipReason::Checked);
         }
         ExitKind::Indirect { register, len } => indirect(address, found, jumps_to, register, len),
     };

@@ -5,6 +5,7 @@ mod calls;
 pub(super) mod context;
 mod exit_stubs;
 mod faults;
+mod fineibt;
 mod install;
 pub(super) mod map;
 pub(super) mod paging;
