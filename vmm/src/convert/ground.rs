@@ -90,6 +90,8 @@ pub(super) struct Known {
     pub(super) address: u64,
     /// Name and module, if there is a symbol.
     pub(super) symbol: Option<(Box<str>, Box<str>)>,
+    /// That of the stream.
+    of_stream: Option<NonZeroU64>,
 }
 
 /// The number of a name.
@@ -136,7 +138,7 @@ impl Names {
             return None;
         }
         let symbol = name.symbol.map(|(symbol, module)| (symbol.into(), module.into()));
-        self.known.push(Known { address: name.address, symbol });
+        self.known.push(Known { address: name.address, symbol, of_stream: name.number });
         self.numbers.insert(name.address, number);
         Some(Number { number, new: true })
     }
@@ -151,7 +153,11 @@ impl Names {
 }
 
 impl Known {
+    /// Whether it is the name of its address.
     fn is(&self, name: &Name<'_>) -> bool {
+        if name.number.is_some() && name.number == self.of_stream {
+            return true;
+        }
         match (&self.symbol, name.symbol) {
             (None, None) => true,
             (Some((symbol, module)), Some(other)) => (&**symbol, &**module) == other,

@@ -17,7 +17,7 @@ use super::names::{LATER, Tasks};
 use super::pairing::{self, Pairing, Steps};
 use super::stage::{Item, Stage, pair};
 use super::tell::Told;
-use super::waiting::{Other, Waiting};
+use super::waiting::{Other, Waiting, move_beside};
 use super::{Event, Export};
 
 #[cfg(test)]
@@ -25,11 +25,11 @@ mod tests;
 
 /// Things to do of a kind that are handed over at a time, or a few more. With few of them, short streams of tests
 /// are handed over in many pieces.
-const STEPS: usize = if cfg!(test) { 16 } else { 4096 };
-/// Bytes of frames and of texts of marks after which all is handed over: 1 MiB.
+const STEPS: usize = if cfg!(test) { 16 } else { 1024 };
+/// Bytes of frames and of texts of marks after which all is handed over: 256 KiB.
 const BYTES: usize = 256 * STEPS;
 /// So many times that may wait to be done.
-const WAITING: usize = 4;
+const WAITING: usize = 8;
 
 /// One thing to do for the thread that has the stage.
 #[derive(Debug)]
@@ -163,39 +163,6 @@ impl Forward {
         sent.map_err(|_| PlayError::Output(ErrorKind::BrokenPipe.into()))
     }
 
-    #[inline]
-    fn record(&mut self, header: &Header, queue: usize, mut held: Held) -> Result<(), PlayError> {
-        // There are fewer queues, for vCPUs and marks.
-        let vcpu = u16::try_from(queue).unwrap_or(u16::MAX);
-        let Batch { items, beside, .. } = &mut self.batch;
-        let (before, words, mut took) = (items.len(), beside.len(), None);
-        if held.has_more()
-            && let Some(waiting) = self.waiting.get_mut(queue)
-        {
-            took = waiting.beside_of(&held, beside);
-        }
-        if held.function_index == LATER {
-            self.ahead.look_up(header, &mut held);
-        }
-        if held.kind() == Kind::Event {
-            items.push(Item { held, told: Told::Event, vcpu, again: false });
-        } else if held.has_sp() {
-            self.framed = true;
-            let Ahead { selection, symbols, .. } = &mut self.ahead;
-            let choice = selection.choice(symbols, header, held.function);
-            let mut passing = Passing { items, held: &held, vcpu, again: false };
-            pair(&mut self.pairing, (vcpu.into(), &held), choice, took, &mut passing);
-            if items.len() == before {
-                // Nothing is told of it.
-                beside.truncate(words);
-            }
-        } else {
-            self.pairing.plain(vcpu.into());
-            items.push(Item { held, told: Told::Plain, vcpu, again: false });
-        }
-        self.relieve()
-    }
-
     /// Hands over what was left open.
     fn finish(&mut self) -> Result<(), PlayError> {
         let mut steps = Vec::new();
@@ -293,13 +260,37 @@ impl Behind for Forward {
     #[inline]
     fn next(&mut self, header: &Header, queue: usize) -> Result<(), PlayError> {
         let Some(waiting) = self.waiting.get_mut(queue) else { return Ok(()) };
-        if let Some(held) = waiting.next() {
-            return self.record(header, queue, held);
+        let Some((held, beside)) = waiting.first() else {
+            let other = waiting.next_other();
+            return other.map_or(Ok(()), |other| self.other(other));
+        };
+        // There are fewer queues, for vCPUs and marks.
+        let vcpu = u16::try_from(queue).unwrap_or(u16::MAX);
+        let Batch { items, beside: words, .. } = &mut self.batch;
+        let (items_before, words_before) = (items.len(), words.len());
+        let took = if held.has_more() { move_beside(held, beside, words) } else { None };
+        if held.function_index == LATER {
+            self.ahead.look_up(header, held);
         }
-        match waiting.next_other() {
-            Some(other) => self.other(other),
-            None => Ok(()),
+        let held = &*held;
+        if held.kind() == Kind::Event {
+            items.push(Item { held: *held, told: Told::Event, vcpu, again: false });
+        } else if held.has_sp() {
+            self.framed = true;
+            let Ahead { selection, symbols, .. } = &mut self.ahead;
+            let choice = selection.choice(symbols, header, held.function);
+            let mut passing = Passing { items, held, vcpu, again: false };
+            pair(&mut self.pairing, (vcpu.into(), held), choice, took, &mut passing);
+            if items.len() == items_before {
+                // Nothing is told of it.
+                words.truncate(words_before);
+            }
+        } else {
+            self.pairing.plain(vcpu.into());
+            items.push(Item { held: *held, told: Told::Plain, vcpu, again: false });
         }
+        waiting.pass();
+        self.relieve()
     }
 
     fn frame(
@@ -408,7 +399,7 @@ fn replay<E: Export>(
     stage: &mut Stage<E>,
 ) -> Result<(), PlayError> {
     let mut header = Header::default();
-    for mut batch in batches {
+    while let Some(mut batch) = next_batch(batches, stage)? {
         let mut items = batch.items.iter();
         let mut beside = batch.beside.iter();
         for step in batch.steps.drain(..) {
@@ -439,7 +430,18 @@ fn replay<E: Export>(
         }
         // Nobody may need it any more.
         let _ = done.send(batch.again());
-        stage.flush()?;
     }
     Ok(())
+}
+
+/// The next that is handed over. What was told is shown before that is waited for, and after the last.
+fn next_batch<E: Export>(
+    batches: &Receiver<Batch>,
+    stage: &mut Stage<E>,
+) -> Result<Option<Batch>, PlayError> {
+    if let Ok(batch) = batches.try_recv() {
+        return Ok(Some(batch));
+    }
+    stage.flush()?;
+    Ok(batches.recv().ok())
 }

@@ -22,8 +22,10 @@ const WAITING_TEXT: usize = 16 << 20;
 const PATIENCE: u64 = 1;
 /// Deeper calls are not indented further; a kernel's stack has no room for as many.
 const INDENTED: u32 = 256;
-/// Bytes that a name and its parentheses mostly take, and what is before and behind them.
-const NAME: usize = 48;
+/// Bytes that a line mostly takes.
+const LINE: usize = 128;
+/// Those of the column of durations.
+const DURATION: usize = 14;
 /// Vectors that are kept for lines to come, and how large each may be.
 const SPARE: usize = 2 * WAITING;
 const LARGE: usize = 512;
@@ -74,10 +76,10 @@ enum Waiting {
         frame: u64,
         depth: u32,
         timestamp: u64,
-        context: Option<Context>,
-        /// The function and its arguments, with the switch of tasks before it.
-        switch: Vec<u8>,
-        name: Vec<u8>,
+        /// The line without its end, and the switch of tasks before it.
+        text: Vec<u8>,
+        /// Where its duration is to be.
+        at: usize,
     },
 }
 
@@ -85,8 +87,7 @@ impl Waiting {
     /// Bytes of its text.
     fn text(&self) -> usize {
         match self {
-            Self::Lines(lines) => lines.len(),
-            Self::Entry { switch, name, .. } => switch.len() + name.len(),
+            Self::Lines(text) | Self::Entry { text, .. } => text.len(),
         }
     }
 }
@@ -116,7 +117,7 @@ impl<W: Write> Graph<W> {
 
     /// A vector for some text: a new one for each line took a third of the time.
     fn spare(&mut self) -> Vec<u8> {
-        self.spare.pop().unwrap_or_else(|| Vec::with_capacity(2 * NAME))
+        self.spare.pop().unwrap_or_else(|| Vec::with_capacity(LINE))
     }
 
     fn give_back(&mut self, mut text: Vec<u8>) {
@@ -159,14 +160,14 @@ impl<W: Write> Graph<W> {
         lines
     }
 
-    /// A line, but for its end.
+    /// A line, but for its end. Returns where its duration is.
     fn line(
         &self,
         out: &mut Vec<u8>,
         (vcpu, context): (u32, Option<Context>),
         duration: Option<u64>,
         depth: u32,
-    ) {
+    ) -> usize {
         self.column(out, vcpu);
         if self.told {
             out.push(b' ');
@@ -174,12 +175,14 @@ impl<W: Write> Graph<W> {
             out.extend_from_slice(&context.map_or(*b"     ", Context::columns));
             out.extend_from_slice(b" | ");
         }
+        let at = out.len();
         match duration {
             Some(nanoseconds) => write_duration(out, nanoseconds),
-            None => pad(out, 14),
+            None => pad(out, DURATION),
         }
         out.extend_from_slice(b"|  ");
         pad(out, 2 * usize::try_from(depth.min(INDENTED)).unwrap_or(0));
+        at
     }
 
     /// What is behind all that waits.
@@ -205,17 +208,15 @@ impl<W: Write> Graph<W> {
         let index = usize::try_from(number.wrapping_sub(self.taken)).unwrap_or(usize::MAX);
         let Some(waiting) = self.waiting.get_mut(index) else { return false };
         let before = waiting.text();
-        let Waiting::Entry { frame, depth, context, switch, name, .. } = waiting else {
-            return false;
-        };
-        let (frame, depth, context) = (*frame, *depth, *context);
-        let (mut line, name) = (std::mem::take(switch), std::mem::take(name));
+        let Waiting::Entry { frame, depth, text, at, .. } = waiting else { return false };
+        let (frame, depth, mut line) = (*frame, *depth, std::mem::take(text));
         let leaf = leaf.filter(|leaf| leaf.0 == frame);
-        line.reserve(NAME + name.len());
-        self.line(&mut line, (vcpu, context), leaf.and_then(|leaf| leaf.1), depth);
-        line.extend_from_slice(&name);
+        if let Some(nanoseconds) = leaf.and_then(|leaf| leaf.1) {
+            put_duration(&mut line, *at, nanoseconds);
+        }
         line.extend_from_slice(leaf.map_or(b" {\n", |leaf| leaf.2));
-        self.give_back(name);
+        self.waiting_text = self.waiting_text - before + line.len();
+        *waiting = Waiting::Lines(line);
         if leaf.is_none() && depth < INDENTED {
             let open = &mut self.cpu(vcpu).open;
             let index = usize::try_from(depth).unwrap_or(0);
@@ -223,10 +224,6 @@ impl<W: Write> Graph<W> {
                 open.resize(index + 1, 0);
             }
             open[index] = frame;
-        }
-        if let Some(waiting) = self.waiting.get_mut(index) {
-            self.waiting_text = self.waiting_text - before + line.len();
-            *waiting = Waiting::Lines(line);
         }
         self.settle();
         leaf.is_some()
@@ -259,26 +256,21 @@ impl<W: Write> Graph<W> {
     fn entry(&mut self, entry: &Entry<'_>) {
         let Entry { vcpu, pid, comm, timestamp, context, .. } = *entry;
         self.decide(vcpu, None);
-        let mut switch = self.switch(vcpu, pid, comm);
-        let mut function = self.spare();
-        name(&mut function, &entry.function);
+        let mut text = self.switch(vcpu, pid, comm);
+        let depth = entry.place.map_or(0, |place| place.depth);
+        let at = self.line(&mut text, (vcpu, context), None, depth);
+        name(&mut text, &entry.function);
         match &entry.args {
-            Some(args) => write_args(&mut function, args),
-            None => function.extend_from_slice(b"()"),
+            Some(args) => write_args(&mut text, args),
+            None => text.extend_from_slice(b"()"),
         }
         if let Some(place) = entry.place {
             self.cpu(vcpu).entry = Some(self.taken + self.waiting.len() as u64);
-            let (frame, depth) = (place.frame, place.depth);
-            let name = function;
-            let entry = Waiting::Entry { vcpu, frame, depth, timestamp, context, switch, name };
-            self.wait(entry);
+            self.wait(Waiting::Entry { vcpu, frame: place.frame, depth, timestamp, text, at });
         } else {
             // Nobody knows what it calls.
-            self.line(&mut switch, (vcpu, context), None, 0);
-            switch.extend_from_slice(&function);
-            switch.extend_from_slice(b";\n");
-            self.push(switch);
-            self.give_back(function);
+            text.extend_from_slice(b";\n");
+            self.push(text);
         }
         self.hurry(timestamp);
     }
@@ -306,7 +298,6 @@ impl<W: Write> Graph<W> {
             self.push(lines);
         } else if !decided {
             let mut lines = self.switch(vcpu, pid, comm);
-            lines.reserve(NAME);
             self.line(&mut lines, (vcpu, ret.context), duration_ns, depth);
             let index = usize::try_from(depth).unwrap_or(usize::MAX);
             let opened = self.cpu(vcpu).open.get(index).copied();
@@ -461,12 +452,33 @@ fn task(out: &mut Vec<u8>, comm: &str, pid: u32) {
     pad(out, spaces - spaces / 2);
 }
 
-/// A duration in microseconds, with ftrace's mark for long ones: 14 characters, if that is enough.
+/// Writes a duration to its place in a line.
+fn put_duration(line: &mut Vec<u8>, at: usize, nanoseconds: u64) {
+    let end = line.len();
+    write_duration(line, nanoseconds);
+    if line.len() == end + DURATION {
+        line.copy_within(end.., at);
+        line.truncate(end);
+    } else {
+        let duration = line.split_off(end);
+        line.splice(at..at + DURATION, duration);
+    }
+}
+
+/// ftrace's marks for durations that are longer than so many nanoseconds.
+const MARKS: [(u64, u8); 6] = [
+    (1_000_000_000, b'$'),
+    (100_000_000, b'@'),
+    (10_000_000, b'*'),
+    (1_000_000, b'#'),
+    (100_000, b'!'),
+    (10_000, b'+'),
+];
+
+/// A duration in microseconds, with ftrace's mark for long ones: [`DURATION`] characters, if that is enough.
 fn write_duration(out: &mut Vec<u8>, nanoseconds: u64) {
-    let marks = [(1_000_000_000, b'$'), (100_000_000, b'@'), (10_000_000, b'*'), (1_000_000, b'#')];
-    let marks = marks.into_iter().chain([(100_000, b'!'), (10_000, b'+')]);
-    let mark = marks.into_iter().find(|(limit, _)| nanoseconds > *limit);
-    out.push(mark.map_or(b' ', |(_, mark)| mark));
+    let mark = MARKS.iter().find(|(limit, _)| nanoseconds > *limit);
+    out.push(mark.map_or(b' ', |(_, mark)| *mark));
     out.push(b' ');
     let mut length = decimal(out, nanoseconds / 1000, 0, b' ');
     // Not more than seven digits and a point.

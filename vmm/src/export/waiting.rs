@@ -99,15 +99,30 @@ impl Waiting {
     /// Takes the first item, if it is a record.
     #[inline]
     pub(super) fn next(&mut self) -> Option<Held> {
-        let Some(Part::Records(records) | Part::Named(records)) = self.parts.front() else {
+        let held = *self.first()?.0;
+        self.pass();
+        Some(held)
+    }
+
+    /// The first item, if it is a record, and what is beside that and later ones. It is taken by
+    /// [`Waiting::pass`]: who needs it only until then does without a copy.
+    #[inline]
+    pub(super) fn first(&mut self) -> Option<(&mut Held, &mut VecDeque<u64>)> {
+        let Some(Part::Records(records) | Part::Named(records)) = self.parts.front_mut() else {
             return None;
         };
-        let held = *records.get(self.gone)?;
+        Some((records.get_mut(self.gone)?, &mut self.beside))
+    }
+
+    /// The first item, which is a record, is gone.
+    #[inline]
+    pub(super) fn pass(&mut self) {
         self.gone += 1;
-        if self.gone == records.len() {
+        if let Some(Part::Records(records) | Part::Named(records)) = self.parts.front()
+            && self.gone >= records.len()
+        {
             self.next_part();
         }
-        Some(held)
     }
 
     /// The same if it is none.
@@ -132,21 +147,6 @@ impl Waiting {
         }
     }
 
-    /// Moves what is beside a record, which is the next, behind `to`, but for the duration, which is returned.
-    #[inline(never)]
-    pub(super) fn beside_of(&mut self, held: &Held, to: &mut Vec<u64>) -> Option<u64> {
-        if held.has_value() {
-            to.extend(self.beside.pop_front());
-        }
-        let took = if held.kind().is_whole() { self.beside.pop_front() } else { None };
-        if held.has_format() {
-            let words = self.beside.front().map_or(0, |head| usize::from(head.to_le_bytes()[0]));
-            let all = (2 + words).min(self.beside.len());
-            to.extend(self.beside.drain(..all));
-        }
-        took
-    }
-
     /// Where names of tasks are that are in use.
     pub(super) fn slots(&self) -> impl Iterator<Item = u32> {
         let records = self.parts.iter().map(|part| match part {
@@ -163,6 +163,25 @@ impl Waiting {
         words.extend(self.beside.drain(..count));
         Some((u32::try_from(head >> 8).ok()?, failed))
     }
+}
+
+/// Moves what is beside a record, which is the next of `beside`, behind `to`, but for the duration, which is returned.
+#[inline(never)]
+pub(super) fn move_beside(
+    held: &Held,
+    beside: &mut VecDeque<u64>,
+    to: &mut Vec<u64>,
+) -> Option<u64> {
+    if held.has_value() {
+        to.extend(beside.pop_front());
+    }
+    let took = if held.kind().is_whole() { beside.pop_front() } else { None };
+    if held.has_format() {
+        let words = beside.front().map_or(0, |head| usize::from(head.to_le_bytes()[0]));
+        let all = (2 + words).min(beside.len());
+        to.extend(beside.drain(..all));
+    }
+    took
 }
 
 /// How many words of values wait, told by who knows the order but has not got them.

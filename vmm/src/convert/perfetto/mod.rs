@@ -5,23 +5,27 @@
 //! lost records. Losses are also statistics of trace_processor. Tracepoints are ftrace events. Exits
 //! of vCPUs are slices on a track of their vCPU.
 
+mod event;
 mod ftrace;
 mod wire;
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
+use std::mem;
 
 use rustc_hash::FxHashMap;
 
 use super::ground::{Clock, Names, listed};
-use crate::export::{Args, Entry, Event, Export, Name, OutOfGuest, Return, Tracepoint, Unfinished};
+use crate::export::{
+    Args, Entry, Event, Export, Gather, Name, OutOfGuest, Return, Tracepoint, Unfinished,
+};
 use crate::stream::{Header, Loss, Mark, MarkKind, Shown, Summary};
+use event::{COUNTER, INSTANT, New, SLICE_BEGIN, SLICE_END, TrackEvent, Value};
 use ftrace::{Bundle, NoPlace};
 use wire::{
-    COUNTER, CounterDescriptor, DebugAnnotation, END_OF_TRACE, FtraceCpuStats, FtraceEventBundle,
-    FtraceStats, INSTANT, Interned, InternedData, NEEDS_STATE, ProcessDescriptor, SLICE_BEGIN,
-    SLICE_END, START_OF_TRACE, STATE_CLEARED, SystemInfo, ThreadDescriptor, TracePacket,
-    TrackDescriptor, TrackEvent, Utsname, Value,
+    CounterDescriptor, END_OF_TRACE, FtraceCpuStats, FtraceEventBundle, FtraceStats, Interned,
+    InternedData, NEEDS_STATE, ProcessDescriptor, START_OF_TRACE, STATE_CLEARED, SystemInfo,
+    ThreadDescriptor, TracePacket, TrackDescriptor, Utsname,
 };
 
 /// Most lanes: events of further tasks are on one track, as instants.
@@ -75,8 +79,9 @@ struct Seen {
 /// Perfetto's protobuf.
 #[derive(Debug)]
 pub struct Perfetto {
-    out: BufWriter<File>,
-    bytes: Vec<u8>,
+    out: Gather<File>,
+    /// Room for what events have.
+    room: Vec<u8>,
     clock: Clock,
     names: Names,
     categories: Vec<Box<str>>,
@@ -93,8 +98,8 @@ impl Perfetto {
     #[must_use]
     pub fn new(out: File) -> Self {
         Self {
-            out: BufWriter::with_capacity(1 << 18, out),
-            bytes: Vec::new(),
+            out: Gather::new(out),
+            room: Vec::new(),
             clock: Clock::default(),
             names: Names::new(),
             categories: Vec::new(),
@@ -107,75 +112,76 @@ impl Perfetto {
     }
 
     fn packet(&mut self, mut packet: TracePacket) -> io::Result<()> {
-        packet.trusted_packet_sequence_id = Some(1);
+        packet.trusted_packet_sequence_id = Some(TracePacket::SEQUENCE);
         packet.sequence_flags = packet.sequence_flags.or(Some(NEEDS_STATE));
-        self.bytes.clear();
         // Field 1 of Trace.
-        prost::encoding::message::encode(1, &packet, &mut self.bytes);
-        self.out.write_all(&self.bytes)
+        prost::encoding::message::encode(1, &packet, &mut self.out.bytes);
+        self.out.done()
     }
 
     fn track(&mut self, track: TrackDescriptor) -> io::Result<()> {
         self.packet(TracePacket { track_descriptor: Some(track), ..TracePacket::default() })
     }
 
-    fn event(&mut self, timestamp: u64, event: TrackEvent, new: InternedData) -> io::Result<()> {
-        let interned_data = Some(new).filter(|new| *new != InternedData::default());
-        let timestamp = Some(timestamp);
-        let track_event = Some(event);
-        self.packet(TracePacket { timestamp, track_event, interned_data, ..TracePacket::default() })
+    #[inline]
+    fn event(&mut self, timestamp: u64, event: TrackEvent, new: &New) -> io::Result<()> {
+        event.write(&mut self.out.bytes, timestamp, new);
+        self.room = event.into_room();
+        self.out.done()
+    }
+
+    /// An event of which not much is known yet.
+    fn new_event(&mut self) -> TrackEvent {
+        TrackEvent::in_room(mem::take(&mut self.room))
     }
 
     /// Something with a name of its own on a track.
-    fn named(&mut self, at: u64, track: u64, kind: i32, name: String) -> io::Result<()> {
-        let (kind, track_uuid, name) = (Some(kind), Some(track), Some(name));
-        let event = TrackEvent { kind, track_uuid, name, ..TrackEvent::default() };
-        self.event(at, event, InternedData::default())
+    fn named(&mut self, at: u64, track: u64, kind: u64, name: String) -> io::Result<()> {
+        let mut event = TrackEvent::new(kind, track);
+        event.name = Some(name);
+        self.event(at, event, &None)
     }
 
     /// Gives an event the name of a function.
-    fn name(&mut self, event: &mut TrackEvent, new: &mut InternedData, name: &Name<'_>) {
+    fn name(&mut self, event: &mut TrackEvent, new: &mut New, name: &Name<'_>) {
         match self.names.number(name) {
             Some(number) => {
                 let iid = Some(u64::from(number.number) + 1);
                 event.name_iid = iid;
                 if number.new {
-                    // The same number as the value of an annotation: it may be a caller, too.
-                    new.event_names.push(Interned { iid, text: Some(name.label()) });
-                    let value = Interned { iid, text: Some(name.label()) };
-                    new.debug_annotation_string_values.push(value);
+                    intern(new, iid, name);
                 }
             }
             None => event.name = Some(name.label()),
         }
     }
 
-    fn caller(&mut self, event: &mut TrackEvent, new: &mut InternedData, caller: &Name<'_>) {
+    fn caller(&mut self, event: &mut TrackEvent, new: &mut New, caller: &Name<'_>) {
         let value = match self.names.number(caller) {
             Some(number) => {
-                let iid = Some(u64::from(number.number) + 1);
+                let iid = u64::from(number.number) + 1;
                 if number.new {
-                    new.event_names.push(Interned { iid, text: Some(caller.label()) });
-                    let value = Interned { iid, text: Some(caller.label()) };
-                    new.debug_annotation_string_values.push(value);
+                    intern(new, Some(iid), caller);
                 }
-                Value::TextIid(u64::from(number.number) + 1)
+                Value::TextIid(iid)
             }
-            None => Value::Text(caller.label()),
+            None => Value::Text(caller.label().into()),
         };
-        event.debug_annotations.push(annotation(CALLER, value));
+        event.annotate(CALLER, &value);
     }
 
-    fn category(&mut self, event: &mut TrackEvent, new: &mut InternedData, tracer: Option<&str>) {
+    fn category(&mut self, event: &mut TrackEvent, new: &mut New, tracer: Option<&str>) {
         let Some(tracer) = tracer else { return };
         let known = self.categories.iter().position(|known| **known == *tracer);
         let index = known.unwrap_or_else(|| {
             self.categories.push(tracer.into());
             let iid = Some(self.categories.len() as u64);
-            new.event_categories.push(Interned { iid, text: Some(tracer.to_owned()) });
+            new.get_or_insert_default()
+                .event_categories
+                .push(Interned { iid, text: Some(tracer.to_owned()) });
             self.categories.len() - 1
         });
-        event.category_iids.push(index as u64 + 1);
+        event.category_iid = Some(index as u64 + 1);
     }
 
     /// The lane of a task and tracer, with its track; `None` when there are too many.
@@ -242,11 +248,10 @@ impl Perfetto {
             return Ok(());
         }
         let comm = comm.unwrap_or("<...>").to_owned();
-        let (records, lost, bundle) =
-            (seen.records + 1, seen.lost, std::mem::take(&mut seen.bundle));
+        let (records, lost, bundle) = (seen.records + 1, seen.lost, mem::take(&mut seen.bundle));
         let exits = seen.exits;
         let new = Seen { pid, comm, from: at, to: at, records, lost, bundle, exits };
-        let old = std::mem::replace(seen, new);
+        let old = mem::replace(seen, new);
         self.left(vcpu, &old)
     }
 
@@ -257,15 +262,13 @@ impl Perfetto {
         }
         let track = of_vcpu(vcpu);
         self.named(old.from, track, SLICE_BEGIN, format!("{} {}", old.comm, old.pid))?;
-        let (kind, track_uuid) = (Some(SLICE_END), Some(track));
-        let event = TrackEvent { kind, track_uuid, ..TrackEvent::default() };
-        self.event(old.to, event, InternedData::default())
+        self.event(old.to, TrackEvent::new(SLICE_END, track), &None)
     }
 
     fn entry(&mut self, entry: &Entry<'_>) -> io::Result<()> {
         let at = self.clock.ns(entry.timestamp);
         self.saw(entry.vcpu, entry.pid, entry.comm, at)?;
-        let (mut event, mut new) = (TrackEvent::default(), InternedData::default());
+        let (mut event, mut new) = (self.new_event(), None);
         let task = Task {
             vcpu: entry.vcpu,
             pid: entry.pid,
@@ -276,40 +279,37 @@ impl Perfetto {
         let lane = self.lane(&task)?;
         self.name(&mut event, &mut new, &entry.function);
         self.category(&mut event, &mut new, entry.tracer);
-        event.debug_annotations.push(annotation(VCPU, Value::Uint(entry.vcpu.into())));
+        event.annotate(VCPU, &Value::Uint(entry.vcpu.into()));
         if let Some(caller) = &entry.caller {
             self.caller(&mut event, &mut new, caller);
         }
         if let Some(context) = entry.context {
-            let context = annotation(CONTEXT, Value::Text(context.to_string()));
-            event.debug_annotations.push(context);
+            event.annotate(CONTEXT, &Value::Text(context.to_string().into()));
         }
         if let Some(args) = &entry.args {
             arguments(&mut event, args);
         }
-        event.kind = Some(INSTANT);
-        event.track_uuid = Some(CROWD);
+        (event.kind, event.track_uuid) = (INSTANT, CROWD);
         if let Some(lane) = lane.and_then(|key| self.lanes.get_mut(&key)) {
-            event.track_uuid = Some(lane.uuid);
+            event.track_uuid = lane.uuid;
             if let Some(place) = entry.place {
-                event.kind = Some(SLICE_BEGIN);
+                event.kind = SLICE_BEGIN;
                 lane.open.push((place.frame, false));
             }
         }
-        self.event(at, event, new)
+        self.event(at, event, &new)
     }
 
     fn ret(&mut self, ret: &Return<'_>) -> io::Result<()> {
         let at = self.clock.ns(ret.timestamp);
         self.saw(ret.vcpu, ret.pid, ret.comm, at)?;
-        let (mut event, mut new) = (TrackEvent::default(), InternedData::default());
+        let (mut event, mut new) = (self.new_event(), None);
         if let Some(value) = &ret.value {
             let shown = value.shown().map_or(Value::Pointer(value.raw), |shown| value_of(&shown));
-            event.debug_annotations.push(annotation(VALUE, shown));
+            event.annotate(VALUE, &shown);
         }
         if let Some(context) = ret.context {
-            let context = annotation(CONTEXT_AT_RETURN, Value::Text(context.to_string()));
-            event.debug_annotations.push(context);
+            event.annotate(CONTEXT_AT_RETURN, &Value::Text(context.to_string().into()));
         }
         let task = Task {
             vcpu: ret.vcpu,
@@ -320,28 +320,26 @@ impl Perfetto {
         };
         let key = self.lane(&task)?;
         let lane = key.and_then(|key| self.lanes.get(&key));
-        let uuid = lane.map_or(CROWD, |lane| lane.uuid);
-        event.track_uuid = Some(uuid);
+        event.track_uuid = lane.map_or(CROWD, |lane| lane.uuid);
         let index =
             ret.frame.and_then(|frame| lane?.open.iter().rposition(|(open, _)| *open == frame));
         if let Some(took) = ret.duration_ns.filter(|_| ret.whole) {
             return self.whole(ret, (at, took), event, new);
         }
         let (Some(key), Some(index)) = (key, index) else {
-            event.kind = Some(INSTANT);
+            event.kind = INSTANT;
             self.category(&mut event, &mut new, ret.tracer);
             self.name(&mut event, &mut new, &ret.function);
-            let why = Value::Text("return without an entry".to_owned());
-            event.debug_annotations.push(annotation(REASON, why));
-            return self.event(at, event, new);
+            event.annotate(REASON, &Value::Text("return without an entry".into()));
+            return self.event(at, event, &new);
         };
         // What is above has not ended where it should have.
         self.cut(key, index + 1, at)?;
         if ret.duration_ns.is_none() {
-            event.debug_annotations.push(annotation(DURATION, Value::Text("uncertain".into())));
+            event.annotate(DURATION, &Value::Text("uncertain".into()));
         }
-        event.kind = Some(SLICE_END);
-        self.event(at, event, new)?;
+        event.kind = SLICE_END;
+        self.event(at, event, &new)?;
         if let Some(lane) = self.lanes.get_mut(&key) {
             lane.open.truncate(index);
         }
@@ -355,16 +353,15 @@ impl Perfetto {
         ret: &Return<'_>,
         (at, took): (u64, u64),
         mut event: TrackEvent,
-        mut new: InternedData,
+        mut new: New,
     ) -> io::Result<()> {
-        let track_uuid = event.track_uuid;
-        let mut begin = TrackEvent { kind: Some(SLICE_BEGIN), track_uuid, ..TrackEvent::default() };
+        let mut begin = TrackEvent::new(SLICE_BEGIN, event.track_uuid);
         self.name(&mut begin, &mut new, &ret.function);
         self.category(&mut begin, &mut new, ret.tracer);
-        begin.debug_annotations.push(annotation(VCPU, Value::Uint(ret.vcpu.into())));
-        self.event(at.saturating_sub(took), begin, new)?;
-        event.kind = Some(SLICE_END);
-        self.event(at, event, InternedData::default())
+        begin.annotate(VCPU, &Value::Uint(ret.vcpu.into()));
+        self.event(at.saturating_sub(took), begin, &new)?;
+        event.kind = SLICE_END;
+        self.event(at, event, &None)
     }
 
     /// Ends the open calls from that one on, as unfinished.
@@ -374,10 +371,9 @@ impl Perfetto {
                 break;
             }
             lane.open.pop();
-            let (kind, track_uuid) = (Some(SLICE_END), Some(lane.uuid));
-            let mut event = TrackEvent { kind, track_uuid, ..TrackEvent::default() };
-            event.debug_annotations.push(annotation(DURATION, Value::Text("unfinished".into())));
-            self.event(at, event, InternedData::default())?;
+            let mut event = TrackEvent::new(SLICE_END, lane.uuid);
+            event.annotate(DURATION, &Value::Text("unfinished".into()));
+            self.event(at, event, &None)?;
         }
         Ok(())
     }
@@ -413,20 +409,16 @@ impl Perfetto {
         let Some(seen) = self.vcpus.get_mut(position(loss.vcpu)) else { return Ok(()) };
         seen.lost = seen.lost.saturating_add(loss.count);
         let (at, lost) = (self.now, seen.lost);
-        let track_uuid = Some(of_vcpu(loss.vcpu));
-        let name = Some(format!("{} records lost", loss.count));
-        let mut event =
-            TrackEvent { kind: Some(INSTANT), track_uuid, name, ..TrackEvent::default() };
-        event.debug_annotations.push(annotation(COUNT, Value::Uint(loss.count)));
-        event.debug_annotations.push(annotation(REASON, Value::Text(loss.reason.to_string())));
-        self.event(at, event, InternedData::default())?;
-        let event = TrackEvent {
-            kind: Some(COUNTER),
-            track_uuid: Some(of_vcpu(loss.vcpu) + 1),
-            counter_value: Some(i64::try_from(lost).unwrap_or(i64::MAX)),
-            ..TrackEvent::default()
-        };
-        self.event(at, event, InternedData::default())?;
+        let track = of_vcpu(loss.vcpu);
+        let mut event = TrackEvent::new(INSTANT, track);
+        event.name = Some(format!("{} records lost", loss.count));
+        event.annotate(COUNT, &Value::Uint(loss.count));
+        event.annotate(REASON, &Value::Text(loss.reason.to_string().into()));
+        self.event(at, event, &None)?;
+        let mut event = TrackEvent::new(COUNTER, track + 1);
+        // It is signed.
+        event.counter_value = Some(lost.min(i64::MAX.cast_unsigned()));
+        self.event(at, event, &None)?;
         // A statistic of trace_processor, and what its users look for.
         let (cpu, lost_events) = (Some(loss.vcpu), Some(true));
         let ftrace_events = Some(FtraceEventBundle { cpu, event: Vec::new(), lost_events });
@@ -438,14 +430,12 @@ impl Perfetto {
         self.now = self.now.max(at);
         let track = of_vcpu(vcpu) + 2;
         let Some(seen) = self.vcpus.get_mut(position(vcpu)) else { return Ok(()) };
-        if !std::mem::replace(&mut seen.exits, true) {
+        if !mem::replace(&mut seen.exits, true) {
             let (uuid, name) = (Some(track), Some(format!("vCPU {vcpu} exits")));
             self.track(TrackDescriptor { uuid, name, ..TrackDescriptor::default() })?;
         }
         self.named(at.saturating_sub(out.duration_ns), track, SLICE_BEGIN, out.label())?;
-        let (kind, track_uuid) = (Some(SLICE_END), Some(track));
-        let event = TrackEvent { kind, track_uuid, ..TrackEvent::default() };
-        self.event(at, event, InternedData::default())
+        self.event(at, TrackEvent::new(SLICE_END, track), &None)
     }
 
     fn tracepoint(&mut self, event: &Tracepoint<'_>) -> io::Result<()> {
@@ -479,12 +469,7 @@ impl Perfetto {
         };
         if mark.duration_ns > 0 {
             self.named(at.saturating_sub(mark.duration_ns), PAUSES, SLICE_BEGIN, text)?;
-            let event = TrackEvent {
-                kind: Some(SLICE_END),
-                track_uuid: Some(PAUSES),
-                ..TrackEvent::default()
-            };
-            return self.event(at, event, InternedData::default());
+            return self.event(at, TrackEvent::new(SLICE_END, PAUSES), &None);
         }
         let track = if mark.kind == MarkKind::Console { CONSOLE } else { MARKS };
         self.named(at, track, INSTANT, text)
@@ -520,30 +505,36 @@ fn of_vcpu(vcpu: u32) -> u64 {
     FIRST_VCPU + OF_VCPU * u64::from(vcpu)
 }
 
-fn annotation(name: u64, value: Value) -> DebugAnnotation {
-    DebugAnnotation { name_iid: Some(name), name: None, value: Some(value) }
+/// A name has a number from here on: as that of an event, and as the value of an annotation, since it may be a
+/// caller, too.
+fn intern(new: &mut New, iid: Option<u64>, name: &Name<'_>) {
+    let named = || Interned { iid, text: Some(name.label()) };
+    let new = new.get_or_insert_default();
+    new.event_names.push(named());
+    new.debug_annotation_string_values.push(named());
 }
 
 /// Arguments by their names. What could not be read has none.
 fn arguments(event: &mut TrackEvent, args: &Args<'_>) {
     for (name, shown) in args.iter() {
-        let value = shown.map_or(Value::Text("?".to_owned()), |shown| value_of(&shown));
-        let (name, value) = (Some(name.to_owned()), Some(value));
-        event.debug_annotations.push(DebugAnnotation { name_iid: None, name, value });
+        let value = shown.as_ref().map_or(Value::Text("?".into()), value_of);
+        event.annotate_by(name, &value);
     }
 }
 
-fn value_of(shown: &Shown<'_>) -> Value {
+fn value_of<'a>(shown: &Shown<'a>) -> Value<'a> {
     match shown {
         Shown::Signed(number) => Value::Int(*number),
         Shown::Unsigned(number) => Value::Uint(*number),
         Shown::Bool(yes) => Value::Bool(*yes),
-        Shown::Char(byte) => Value::Text(char::from(*byte).to_string()),
-        Shown::Name(name) => Value::Text((*name).to_owned()),
+        Shown::Char(byte) => Value::Text(char::from(*byte).to_string().into()),
+        Shown::Name(name) => Value::Text((*name).into()),
         Shown::Pointer(address) => Value::Pointer(*address),
-        Shown::Text(bytes) => Value::Text(String::from_utf8_lossy(bytes).into_owned()),
-        Shown::Raw(bytes) => Value::Text(bytes.iter().map(|byte| format!("{byte:02x}")).collect()),
-        Shown::Words(words) => Value::Text(listed(words)),
+        Shown::Text(bytes) => Value::Text(String::from_utf8_lossy(bytes).into_owned().into()),
+        Shown::Raw(bytes) => {
+            Value::Text(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into())
+        }
+        Shown::Words(words) => Value::Text(listed(words).into()),
     }
 }
 
@@ -612,7 +603,7 @@ impl Export for Perfetto {
         for vcpu in 0..u32::try_from(self.vcpus.len()).unwrap_or(u32::MAX) {
             self.hand_on(vcpu)?;
         }
-        for (vcpu, seen) in (0..).zip(std::mem::take(&mut self.vcpus)) {
+        for (vcpu, seen) in (0..).zip(mem::take(&mut self.vcpus)) {
             let lost = seen.lost;
             self.left(vcpu, &seen)?;
             self.vcpus.push(Seen { lost, ..Seen::default() });

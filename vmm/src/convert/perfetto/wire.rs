@@ -8,12 +8,6 @@ pub(super) const STATE_CLEARED: u32 = 1;
 /// `TracePacket.sequence_flags`: what was interned is needed.
 pub(super) const NEEDS_STATE: u32 = 2;
 
-/// `TrackEvent.type`.
-pub(super) const SLICE_BEGIN: i32 = 1;
-pub(super) const SLICE_END: i32 = 2;
-pub(super) const INSTANT: i32 = 3;
-pub(super) const COUNTER: i32 = 4;
-
 /// `FtraceStats.phase`.
 pub(super) const START_OF_TRACE: i32 = 1;
 pub(super) const END_OF_TRACE: i32 = 2;
@@ -26,8 +20,6 @@ pub(super) struct TracePacket {
     pub(super) timestamp: Option<u64>,
     #[prost(uint32, optional, tag = "10")]
     pub(super) trusted_packet_sequence_id: Option<u32>,
-    #[prost(message, optional, tag = "11")]
-    pub(super) track_event: Option<TrackEvent>,
     #[prost(message, optional, tag = "12")]
     pub(super) interned_data: Option<InternedData>,
     #[prost(uint32, optional, tag = "13")]
@@ -40,48 +32,9 @@ pub(super) struct TracePacket {
     pub(super) track_descriptor: Option<TrackDescriptor>,
 }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct TrackEvent {
-    #[prost(uint64, repeated, packed = "false", tag = "3")]
-    pub(super) category_iids: Vec<u64>,
-    #[prost(message, repeated, tag = "4")]
-    pub(super) debug_annotations: Vec<DebugAnnotation>,
-    #[prost(int32, optional, tag = "9")]
-    pub(super) kind: Option<i32>,
-    #[prost(uint64, optional, tag = "10")]
-    pub(super) name_iid: Option<u64>,
-    #[prost(uint64, optional, tag = "11")]
-    pub(super) track_uuid: Option<u64>,
-    #[prost(string, optional, tag = "23")]
-    pub(super) name: Option<String>,
-    #[prost(int64, optional, tag = "30")]
-    pub(super) counter_value: Option<i64>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct DebugAnnotation {
-    #[prost(uint64, optional, tag = "1")]
-    pub(super) name_iid: Option<u64>,
-    #[prost(string, optional, tag = "10")]
-    pub(super) name: Option<String>,
-    #[prost(oneof = "Value", tags = "2, 3, 4, 6, 7, 17")]
-    pub(super) value: Option<Value>,
-}
-
-#[derive(Clone, PartialEq, prost::Oneof)]
-pub(super) enum Value {
-    #[prost(bool, tag = "2")]
-    Bool(bool),
-    #[prost(uint64, tag = "3")]
-    Uint(u64),
-    #[prost(int64, tag = "4")]
-    Int(i64),
-    #[prost(string, tag = "6")]
-    Text(String),
-    #[prost(uint64, tag = "7")]
-    Pointer(u64),
-    #[prost(uint64, tag = "17")]
-    TextIid(u64),
+impl TracePacket {
+    /// The sequence of all.
+    pub(super) const SEQUENCE: u32 = 1;
 }
 
 #[derive(Clone, PartialEq, Message)]
