@@ -177,7 +177,7 @@ pub fn events(
     }
     if traced.is_empty() {
         // Why most of them are not: a glob may also match what comes from nowhere.
-        return Err(match reasons.into_iter().max_by_key(|(_, names)| names.len()) {
+        return Err(match reasons.into_iter().rev().max_by_key(|(_, names)| names.len()) {
             Some((why, _)) => EventError::Unsupported(pattern.to_owned(), why),
             None => unknown(kernel, pattern),
         });

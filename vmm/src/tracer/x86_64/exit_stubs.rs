@@ -102,7 +102,9 @@ pub(super) fn form(
         ExitKind::Jump { target } => {
             jumps_to.filter(|to| *to == image.runtime(target) || stops.contains(to)).map(Form::Jump)
         }
-        ExitKind::Indirect { register: fineibt::REGISTER, .. } if fineibt::checks(view, spot)? => {
+        ExitKind::Indirect { register: fineibt::REGISTER, .. }
+            if fineibt::checks(view, image, spot)? =>
+        {
             return Err(SkipReason::Checked);
         }
         ExitKind::Indirect { register, len } => indirect(address, found, jumps_to, register, len),

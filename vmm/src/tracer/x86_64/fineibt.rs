@@ -5,67 +5,47 @@
 //! these jumps are left alone. Without FineIBT, clang's checks (CONFIG_CFI) are done before the jump.
 
 use crate::tracer::edit::SkipReason;
+use crate::tracer::image::Image;
 use crate::tracer::spot::{PAGE, Spot};
 use crate::tracer::view::View;
 
 /// r11: clang's calls through pointers are all by this one, and so are these.
 pub(super) const REGISTER: u8 = 11;
 
-/// Bytes in front of such a jump.
-const LEN: usize = 14;
-
-/// What they are; `None` is part of the hash.
-type Pattern = [Option<u8>; LEN];
-
-/// The bytes, behind so many of the instruction that loads the hash, and the hash.
-const fn pattern<const A: usize, const B: usize>(load: [u8; A], rest: [u8; B]) -> Pattern {
-    let mut all = [None; LEN];
-    let mut at = 0;
-    while at < A {
-        all[at] = Some(load[at]);
-        at += 1;
-    }
-    at = 0;
-    while at < B {
-        all[LEN - B + at] = Some(rest[at]);
-        at += 1;
-    }
-    all
-}
-
-const PATTERNS: [Pattern; 3] = [
-    // Until Linux 6.15: mov $hash, %r10d; sub $16, %r11; nopl
-    pattern([0x41, 0xba], [0x49, 0x83, 0xeb, 0x10, 0x0f, 0x1f, 0x40, 0x00]),
-    // From 6.16 on: mov $hash, %eax; lea -16(%r11), %r11; nopl
-    pattern([0xb8], [0x4d, 0x8d, 0x5b, 0xf0, 0x0f, 0x1f, 0x44, 0x00, 0x00]),
-    // The same, "paranoid": mov $hash, %eax; cmp -11(%r11), %eax; cs lea -16(%r11), %r11; jne
-    pattern([0xb8], [0x41, 0x3b, 0x43, 0xf5, 0x2e, 0x4d, 0x8d, 0x5b, 0xf0]),
+/// What all of them have in front of the jump, whatever register has the hash and wherever it is compared: the address of
+/// the function becomes that of what is before it.
+const MOVES: [[u8; 4]; 2] = [
+    // sub $16, %r11
+    [0x49, 0x83, 0xeb, 0x10],
+    // lea -16(%r11), %r11
+    [0x4d, 0x8d, 0x5b, 0xf0],
 ];
 
-/// Whether FineIBT checks the jump at a place of the running kernel, as far as that can be seen on its page: where all of
-/// what is seen could be such a check, it is one.
-pub(super) fn checks(view: &View<'_>, spot: &Spot) -> Result<bool, SkipReason> {
+/// Bytes in front of a jump that FineIBT writes, and the last of these, in which the address is moved.
+const LEN: usize = 14;
+const LAST: usize = 9;
+
+/// Whether FineIBT checks the jump at a place of the running kernel. Where too little is seen of what is in front, it does:
+/// the kernel's own code is in one piece, but pages of modules are anywhere.
+pub(super) fn checks(view: &View<'_>, image: &Image, spot: &Spot) -> Result<bool, SkipReason> {
+    let is_whole = image.physical_of(spot.site.location) == spot.physical;
     let on_page = usize::try_from(spot.physical % PAGE).unwrap_or(0);
     let mut found = [0; LEN];
-    let seen = &mut found[..on_page.min(LEN)];
-    let from = spot.physical - seen.len() as u64;
+    let seen = &mut found[..if is_whole { LEN } else { on_page.min(LEN) }];
+    let from = spot.physical.checked_sub(seen.len() as u64).ok_or(SkipReason::NoRam)?;
     view.read(from, seen).map_err(|_| SkipReason::NoRam)?;
     Ok(is_check(seen))
 }
 
-/// Whether these can be the last bytes in front of such a jump.
+/// Whether these can be the bytes in front of such a jump.
 fn is_check(seen: &[u8]) -> bool {
-    PATTERNS.iter().any(|pattern| {
-        let last = pattern.iter().rev().zip(seen.iter().rev());
-        last.into_iter().all(|(wanted, found)| wanted.is_none_or(|wanted| wanted == *found))
-    })
+    let moves = |bytes: &[u8]| MOVES.iter().any(|it| it == bytes);
+    seen.len() < LAST || seen.windows(MOVES[0].len()).any(moves)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tracer::Ram;
-    use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
     const HASH: [u8; 4] = [0x12, 0x34, 0x56, 0x78];
 
@@ -73,37 +53,39 @@ mod tests {
         [load, &HASH, rest].concat()
     }
 
-    // One that is taken loses its hash, and the guest dies at the first call (6.12: ud2 in the preamble of what it calls).
+    // One that is taken loses its hash, or the flags, and the guest dies at the first call (ud2 in the preamble of what it
+    // calls).
     #[test]
-    fn each_form_is_known_wherever_it_lies() {
+    fn all_forms_are_known() {
         let forms = [
+            // Linux 6.12: mov $hash, %r10d; sub $16, %r11; nopl
             before(&[0x41, 0xba], &[0x49, 0x83, 0xeb, 0x10, 0x0f, 0x1f, 0x40, 0]),
+            // Later: mov $hash, %r10d; lea -16(%r11), %r11; nopl
+            before(&[0x41, 0xba], &[0x4d, 0x8d, 0x5b, 0xf0, 0x0f, 0x1f, 0x40, 0]),
+            // The same, "paranoid": mov $hash, %r10d; cmp -9(%r11), %r10d; lea -16(%r11), %r11; jne
+            before(&[0x41, 0xba], &[0x45, 0x3b, 0x53, 0xf7, 0x4d, 0x8d, 0x5b, 0xf0]),
+            // Linux 7: mov $hash, %eax; lea -16(%r11), %r11; nopl
             before(&[0xb8], &[0x4d, 0x8d, 0x5b, 0xf0, 0x0f, 0x1f, 0x44, 0, 0]),
+            // The same, "paranoid": mov $hash, %eax; cmp -11(%r11), %eax; cs lea -16(%r11), %r11; jne
             before(&[0xb8], &[0x41, 0x3b, 0x43, 0xf5, 0x2e, 0x4d, 0x8d, 0x5b, 0xf0]),
         ];
-        let ram = Ram(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x3000)]).unwrap());
-        let view = View::ram(&ram, [0x1000, 0x2000]);
-        for form in forms {
-            for end in 0x1000_u64..0x1040 {
-                ram.0.write_slice(&form, GuestAddress(end - LEN as u64)).unwrap();
-                let spot = Spot::place(0, (end, None));
-                assert!(checks(&view, &spot).unwrap(), "{form:x?} before {end:#x}");
-                // Nothing else is one, where there is a byte of it on the page that says so.
-                for at in 0..LEN {
-                    let is_hash = form[at..].starts_with(&HASH)
-                        || (1..4).any(|back| at >= back && form[at - back..].starts_with(&HASH));
-                    let byte = GuestAddress(end - (LEN - at) as u64);
-                    if is_hash || byte.0 < 0x1000 {
-                        continue;
-                    }
-                    ram.0.write_obj(!form[at], byte).unwrap();
-                    assert!(!checks(&view, &spot).unwrap(), "{form:x?} but {at}");
-                    ram.0.write_obj(form[at], byte).unwrap();
-                }
+        for form in &forms {
+            assert_eq!(form.len(), LEN);
+            for hidden in 0..=LEN {
+                assert!(is_check(&form[hidden..]), "{form:x?} from {hidden}");
             }
         }
-        // CONFIG_CFI without FineIBT: it has been checked there.
-        let checked = [0x44, 0x03, 0x53, 0xf1, 0x74, 0x02, 0x0f, 0x0b];
-        assert!(!is_check(&[&[0x41, 0xba][..], &HASH, &checked].concat()));
+    }
+
+    // What is left alone for nothing has no returns.
+    #[test]
+    fn nothing_else_is_one() {
+        // CONFIG_CFI without FineIBT has checked it there: add -15(%r11), %r10d; je; ud2
+        let checked = before(&[0x41, 0xba], &[0x44, 0x03, 0x53, 0xf1, 0x74, 0x02, 0x0f, 0x0b]);
+        // cfi=off: jmp over it.
+        let off = [&[0xeb, 0x0c][..], &HASH, &[0x44, 0x03, 0x53, 0xf1, 0x74, 0x02, 0x0f, 0x0b]];
+        for bytes in [checked, off.concat(), vec![0x90; LEN], vec![0xcc; LAST]] {
+            assert!(!is_check(&bytes), "{bytes:x?}");
+        }
     }
 }
